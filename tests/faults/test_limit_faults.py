@@ -250,6 +250,3 @@ def test_a_grant_above_the_limit_is_given_back(
             background.result()
     until(lambda: not client.exists(KEYS.at_place(3).lock))
     assert all(holder.owned() for holder in holders[:2])
-
-
-# -- Redis ---------------------------------------------------------------------------------------

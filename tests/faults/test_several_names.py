@@ -17,7 +17,6 @@ from tests.faults.proxy import Proxy
 from tests.holding import watch_often
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
-from tests.support.backends import places
 from tests.support.background import Background
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -149,17 +148,6 @@ class TestLostReplies:
             lock.release()
             assert rule.left == 0
         assert not client.exists("a", "b")
-
-
-class TestRedisAway:
-    def test_a_waiter_lives_through_a_restart(self, own_server: RedisServer) -> None:
-        client = own_server.client()
-        holder = Lock(client, "b", timeout=60)
-        holder.acquire()
-        waiter = Background(lambda: several(own_server.client(), "a", "b").acquire())
-        until(lambda: places("b"))
-        own_server.restart()
-        assert waiter.result()
 
 
 def work(link: Link, url: str, number: int) -> int:

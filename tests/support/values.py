@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -58,6 +59,24 @@ class Producer:
         self.calls += 1
         self.begun.set()
         assert self.finish.wait(PATIENCE)
+        if isinstance(self.value, BaseException):
+            raise self.value
+        return self.value
+
+
+class TaskProducer:
+    """As ``Producer``, a coroutine function; it goes on when it is told to."""
+
+    def __init__(self, value: Any = "computed") -> None:
+        self.value = value
+        self.calls = 0
+        self.begun = asyncio.Event()
+        self.finish = asyncio.Event()
+
+    async def __call__(self) -> Any:
+        self.calls += 1
+        self.begun.set()
+        await self.finish.wait()
         if isinstance(self.value, BaseException):
             raise self.value
         return self.value

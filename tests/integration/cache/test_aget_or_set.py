@@ -32,6 +32,7 @@ from tests.support.values import (
     Asking,
     Broken,
     Producer,
+    TaskProducer,
     age,
     blocked,
     elsewhere,
@@ -60,24 +61,6 @@ async def happens(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
     await asyncio.wait_for(wait(), PATIENCE)
-
-
-class TaskProducer:
-    """As ``Producer``, a coroutine function."""
-
-    def __init__(self, value: Any = "computed") -> None:
-        self.value = value
-        self.calls = 0
-        self.begun = asyncio.Event()
-        self.finish = asyncio.Event()
-
-    async def __call__(self) -> Any:
-        self.calls += 1
-        self.begun.set()
-        await self.finish.wait()
-        if isinstance(self.value, BaseException):
-            raise self.value
-        return self.value
 
 
 # -- values and producers ----------------------------------------------------------------------

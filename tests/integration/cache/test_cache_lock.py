@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
-from django_redis.cache import RedisCache as PlainCache
 
 from django_redis_lock import Lock, LockError, LockNotOwnedError, TooFewReplicas
 from django_redis_lock.cache import RedisCache
@@ -59,21 +58,6 @@ def test_the_key_of_a_lock(
 ) -> None:
     with RedisCache(redis_server.url, params).lock(*arguments):
         assert client.exists(key)
-
-
-def test_the_prefix_is_a_setting(cache: RedisCache, client: redis.Redis, settings: Any) -> None:
-    settings.DJANGO_REDIS_LOCK = {"LOCK_PREFIX": "mutex:"}
-    with cache.lock("report"):
-        assert client.exists(b"site:mutex:1:report")
-
-
-def test_versions_and_sites_do_not_exclude_each_other(
-    redis_server: RedisServer, cache: RedisCache
-) -> None:
-    other = make(redis_server, "other")
-    second = cache.lock("report", version=2)
-    with cache.lock("report"), second, cache.lock("b"), other.lock("report"):
-        assert not cache.lock("report", version=2).acquire(blocking=False)
 
 
 def test_a_version_that_may_be_meant_as_a_timeout_is_warned_of(cache: RedisCache) -> None:
@@ -126,24 +110,25 @@ def test_a_lock_in_a_debugger(cache: RedisCache, name: Any, shown: str) -> None:
 # -- lifetime ----------------------------------------------------------------------------------
 
 
-def test_the_default_lifetime_is_a_setting(cache: RedisCache, settings: Any) -> None:
+def test_lifetime_and_prefix_are_settings(
+    cache: RedisCache, client: redis.Redis, settings: Any
+) -> None:
     assert (cache.lock("report").timeout, cache.lock("report").renew) == (30, True)
-    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": 5}
-    assert cache.lock("report").timeout == 5
+    assert not cache.lock("report", renew=False).renew
+    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": 5, "LOCK_PREFIX": "mutex:"}
+    with cache.lock("report") as lock:
+        assert lock.timeout == 5
+        assert client.exists(b"site:mutex:1:report")
 
 
-def test_a_given_timeout_is_not_renewed(cache: RedisCache, client: redis.Redis) -> None:
+def test_a_given_timeout_is_only_renewed_on_request(cache: RedisCache, client: redis.Redis) -> None:
+    assert cache.lock("report", timeout=7, renew=True).renew
     lock = cache.lock("report", timeout=0.3)
     assert (lock.timeout, lock.renew) == (0.3, False)
     lock.acquire()
     until(lambda: not client.exists("site:lock:1:report"))
     with pytest.raises(LockNotOwnedError):
         lock.release()
-
-
-def test_a_given_timeout_is_renewed_on_request(cache: RedisCache) -> None:
-    assert cache.lock("report", timeout=7, renew=True).renew
-    assert not cache.lock("report", renew=False).renew
 
 
 def test_a_lock_without_end_is_asked_for_by_name(cache: RedisCache, client: redis.Redis) -> None:
@@ -162,21 +147,6 @@ def test_arguments_by_position_are_django_redis_own(cache: RedisCache, client: r
     assert (lock.timeout, lock.sleep, lock.blocking, lock.blocking_timeout) == (5, 0.3, False, None)
     assert lock.redis is client
     assert lock.thread_local is False
-
-
-def test_options_are_passed_on(cache: RedisCache) -> None:
-    lost: list[int] = []
-    lock = cache.lock(
-        "report",
-        max_hold=60,
-        min_hold=1,
-        on_lost=lambda: lost.append(1),
-        label="nightly",
-        raise_on_release_error=False,
-    )
-    assert (lock.max_hold, lock.min_hold, lock.label) == (60, 1, "nightly")
-    assert lock.raise_on_release_error is False
-    assert lock.on_lost is not None
 
 
 def test_a_lock_with_a_client_argument_is_on_its_server(
@@ -202,13 +172,6 @@ def test_it_excludes_a_plain_lock_at_its_key_and_the_other_way_round(
     with plain:
         assert not ours.acquire()
     assert ours.acquire()
-
-
-def test_without_a_prefix_it_excludes_django_redis_own_lock(redis_server: RedisServer) -> None:
-    """Rolling deployments from ``django_redis.cache``."""
-    theirs = PlainCache(redis_server.url, {"KEY_PREFIX": "site"}).lock("report", timeout=60)
-    with make(redis_server, LOCK_LOCK_PREFIX="").lock("report"):
-        assert not theirs.acquire(blocking=False)
 
 
 def test_a_waiter_gets_it_when_a_plain_lock_is_released(
@@ -252,11 +215,12 @@ def test_a_herd_can_lock(redis_server: RedisServer) -> None:
         assert isinstance(lock, Lock)
 
 
-def test_held_locks_are_those_of_this_cache_and_its_version(
+def test_locks_of_another_site_or_version_neither_exclude_nor_are_listed(
     redis_server: RedisServer, cache: RedisCache
 ) -> None:
     other = make(redis_server, "other")
-    with cache.lock("a"), cache.lock("b"), cache.lock("c", 2), other.lock("d"):
+    with cache.lock("a"), cache.lock("b"), cache.lock("a", version=2), other.lock("a"):
+        assert not cache.lock("a", version=2).acquire(blocking=False)
         found = cache.held_locks().locks
         assert sorted((lock.name, lock.key) for lock in found) == [
             ("a", b"site:lock:1:a"),

@@ -239,9 +239,11 @@ def test_everything_else_is_gone(cache: RedisCache, client: redis.Redis) -> None
         assert {*client.keys()} <= {*KEYS}
 
 
+@pytest.mark.parametrize("how", ["database", "prefix"])
 @pytest.mark.parametrize("ignore", [True, False])
-def test_without_redis(own_server: RedisServer, ignore: bool) -> None:
-    cache = RedisCache(own_server.url, {"OPTIONS": {"IGNORE_EXCEPTIONS": ignore}})
+def test_without_redis(own_server: RedisServer, ignore: bool, how: str) -> None:
+    options = {"IGNORE_EXCEPTIONS": ignore, "LOCK_CLEAR": how}
+    cache = RedisCache(own_server.url, {"OPTIONS": options})
     own_server.stop()
     if ignore:
         assert cache.clear() is None

@@ -140,15 +140,3 @@ def test_shards(redis_server: RedisServer, client: redis.Redis) -> None:
     client.set("site:1:a", 1)
     cache.clear()
     assert client.keys() == [b"site:1:a"]
-
-
-@pytest.mark.parametrize("ignore", [True, False])
-def test_without_redis(own_server: RedisServer, ignore: bool) -> None:
-    options = {"IGNORE_EXCEPTIONS": ignore, "LOCK_CLEAR": "prefix"}
-    cache = RedisCache(own_server.url, {"OPTIONS": options})
-    own_server.stop()
-    if ignore:
-        assert cache.clear() is None
-    else:
-        with pytest.raises(redis.ConnectionError):
-            cache.clear()

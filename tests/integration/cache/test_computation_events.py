@@ -75,26 +75,18 @@ def test_a_computation_that_fails(ask: Any, heard: RecordedEvents) -> None:
     assert results(heard) == ["miss"]
 
 
+@pytest.mark.parametrize("without_redis", [False, True])
 def test_the_threads_that_waited_for_it(
-    cache: RedisCache, slow: Producer, heard: RecordedEvents
+    cache: RedisCache, slow: Producer, heard: RecordedEvents, without_redis: bool
 ) -> None:
-    threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
+    asked = RedisCache(DEAD, {}) if without_redis else cache
+    threads = [Asking(asked.get_or_set, "report", slow) for _ in range(4)]
     until(lambda: waiting_in_memory() == 3)
     slow.finish.set()
     assert [thread.found() for thread in threads] == ["computed"] * 4
     assert len(heard.only(Computed)) == 1
     assert [event.stale for event in heard.only(Shared)] == [False] * 3
     assert results(heard) == ["miss"] * 4
-
-
-def test_the_threads_that_waited_for_it_without_redis(slow: Producer) -> None:
-    cache = RedisCache(DEAD, {})
-    with recording_events("report") as heard:
-        threads = [Asking(cache.get_or_set, "report", slow) for _ in range(4)]
-        until(lambda: waiting_in_memory() == 3)
-        slow.finish.set()
-        assert [thread.found() for thread in threads] == ["computed"] * 4
-    assert [len(heard.only(kind)) for kind in (Computed, Shared)] == [1, 3]
 
 
 def test_who_waited_for_another_process(

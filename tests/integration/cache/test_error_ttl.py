@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 import pytest
 import redis
@@ -15,12 +15,13 @@ from tests.redis_server import RedisServer
 from tests.support.values import KEY, Asking, Broken, Producer, blocked, waiting_in_memory
 
 
-def test_others_fail_with_the_same_message_and_do_not_try(cache: RedisCache) -> None:
+def test_others_fail_with_the_same_message_and_do_not_try(ask: Any) -> None:
     producer = Producer(Broken("no data"))
     with pytest.raises(Broken):
-        cache.get_or_set("report", producer, error_ttl=60)
-    with pytest.raises(ComputationFailed, match="Broken: no data"):
-        cache.get_or_set("report", producer, error_ttl=60)
+        ask("report", producer, error_ttl=60)
+    for terms in ({}, {"error_ttl": 60}):
+        with pytest.raises(ComputationFailed, match="Broken: no data"):
+            ask("report", producer, **terms)
     assert producer.calls == 1
 
 
@@ -39,12 +40,6 @@ def test_a_write_ends_it(cache: RedisCache, write: str) -> None:
         cache.set("report", 5)
     else:
         cache.delete("report")
-    assert cache.get_or_set("report", 5) == 5
-
-
-def test_without_it_the_next_one_tries_at_once(cache: RedisCache) -> None:
-    with pytest.raises(Broken):
-        cache.get_or_set("report", Producer(Broken()))
     assert cache.get_or_set("report", 5) == 5
 
 
@@ -69,8 +64,8 @@ def test_the_threads_that_wait_fail_too(cache: RedisCache) -> None:
     assert producer.calls == 1
 
 
-def ask(link: Link, url: str, threads: int) -> list[str]:
-    cache = make_from(url)
+def ask_in_threads(link: Link, url: str, threads: int) -> list[str]:
+    cache = RedisCache(url, {})
 
     def compute() -> object:
         link.say("computing")
@@ -82,14 +77,10 @@ def ask(link: Link, url: str, threads: int) -> list[str]:
     )
 
 
-def make_from(url: str) -> RedisCache:
-    return RedisCache(url, {})
-
-
 def test_a_hundred_followers_do_not_wait_for_a_hundred_computations(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
-    with processes(ask, redis_server.url, 25, count=4) as crew:
+    with processes(ask_in_threads, redis_server.url, 25, count=4) as crew:
         crew.go()
         until(lambda: any(worker.speaks() for worker in crew))
         (leader,) = (worker for worker in crew if worker.speaks())
@@ -98,15 +89,6 @@ def test_a_hundred_followers_do_not_wait_for_a_hundred_computations(
         leader.say("go on")
         found = [text for result in crew.results() for text in result]
     assert sorted(found) == ["ValueError: no data"] * 99 + ["no data"]
-
-
-def test_tasks_fail_fast_too(cache: RedisCache) -> None:
-    producer = Producer(Broken("no data"))
-    with pytest.raises(Broken):
-        asyncio.run(cache.aget_or_set("report", producer, error_ttl=60))
-    with pytest.raises(ComputationFailed, match="Broken: no data"):
-        asyncio.run(cache.aget_or_set("report", producer))
-    assert producer.calls == 1
 
 
 def test_many_fail_fast_too(cache: RedisCache) -> None:

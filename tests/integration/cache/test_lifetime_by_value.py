@@ -4,7 +4,6 @@ happens if the function is wrong."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +15,11 @@ from django_redis_lock import cached
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.singleflight import flight
-from tests.processes import PATIENCE, Link, processes, until, waiting_in
+from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.values import KEY, Asking, Broken, Producer, waiting_in_memory
 
 pytestmark = pytest.mark.invariant("C5")
-
-KEY = b":1:report"
 
 Ask = Callable[..., Any]
 
@@ -126,36 +124,20 @@ def test_a_cached_function(cache: Any, redis_server: RedisServer) -> None:
 # -- who waits for a value that is not stored ----------------------------------------------------
 
 
-class Held:
+def held() -> Producer:
     """Computes a value that is not to be stored, when it may."""
-
-    def __init__(self) -> None:
-        self.begun, self.finish = threading.Event(), threading.Event()
-        self.calls = 0
-
-    def __call__(self) -> str:
-        self.calls += 1
-        self.begun.set()
-        assert self.finish.wait(PATIENCE)
-        return "bad"
-
-
-def in_a_thread(found: list[Any], ask: Ask, *args: Any) -> threading.Thread:
-    thread = threading.Thread(target=lambda: found.append(ask(*args)), daemon=True)
-    thread.start()
-    return thread
+    producer = Producer("bad")
+    producer.finish.clear()
+    return producer
 
 
 @pytest.mark.parametrize("timeout", [seconds, 0])
 def test_the_threads_that_wait_get_a_value_that_is_not_stored(cache: Any, timeout: Any) -> None:
-    compute, found = Held(), []
-    ask = WAYS["get_or_set"]
-    threads = [in_a_thread(found, ask, cache, compute, timeout) for _ in range(8)]
-    until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 7)
+    compute = held()
+    threads = [Asking(cache.get_or_set, "report", compute, timeout) for _ in range(8)]
+    until(lambda: waiting_in_memory() == 7)
     compute.finish.set()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert found == ["bad"] * 8
+    assert [thread.found() for thread in threads] == ["bad"] * 8
     assert compute.calls == 1
     assert cache.get("report") is None
 
@@ -203,10 +185,6 @@ def test_a_write_wins_over_a_value_that_is_not_stored(cache: Any) -> None:
 # -- a function that is wrong --------------------------------------------------------------------
 
 
-class Broken(Exception):
-    pass
-
-
 def broken(value: Any) -> float:
     raise Broken("no timeout")
 
@@ -234,22 +212,14 @@ def test_the_caller_that_computed_gets_the_error(
 
 
 def test_a_follower_takes_over_from_it(cache: Any) -> None:
-    compute, found = Held(), []
-
-    def ask(timeout: Any) -> Any:
-        try:
-            return cache.get_or_set("report", compute, timeout)
-        except Broken as error:
-            return error
-
-    leading = in_a_thread(found, ask, broken)
+    compute = held()
+    leading = Asking(cache.get_or_set, "report", compute, broken)
     assert compute.begun.wait(PATIENCE)
-    following = in_a_thread(found, ask, seconds)
-    until(lambda: waiting_in("django_redis_lock.singleflight.runners") == 1)
+    following = Asking(cache.get_or_set, "report", compute, seconds)
+    until(lambda: waiting_in_memory() == 1)
     compute.finish.set()
-    leading.join(PATIENCE)
-    following.join(PATIENCE)
-    assert [type(one) for one in found] == [Broken, str]
+    assert isinstance(leading.found(), Broken)
+    assert following.found() == "bad"
     assert compute.calls == 2
 
 

@@ -59,27 +59,19 @@ def reads(request: pytest.FixtureRequest, cache: Any, monkeypatch: pytest.Monkey
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("stale", [False, True])
-@pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_each_read_is_seen_once(cache: RedisCache, reads: Reads, kind: str, stale: bool) -> None:
+def test_each_read_is_seen_once(ask: Any, reads: Reads, stale: bool) -> None:
     terms = TERMS if stale else {"timeout": 60}
     for value in ("first", "second"):
-        if kind == "threads":
-            assert cache.get_or_set("report", value, **terms) == "first"
-        else:
-            assert asyncio.run(cache.aget_or_set("report", value, **terms)) == "first"
+        assert ask("report", value, **terms) == "first"
     assert reads == [("report", False), ("report", True)]
 
 
-@pytest.mark.parametrize("kind", ["threads", "asyncio"])
 def test_a_stale_value_is_seen_and_computed_again(
-    cache: RedisCache, client: redis.Redis, reads: Reads, kind: str
+    ask: Any, cache: RedisCache, client: redis.Redis, reads: Reads
 ) -> None:
     cache.get_or_set("report", "old", **TERMS)
     age(client)
-    if kind == "threads":
-        assert cache.get_or_set("report", "new", **TERMS) == "new"
-    else:
-        assert asyncio.run(cache.aget_or_set("report", "new", **TERMS)) == "new"
+    assert ask("report", "new", **TERMS) == "new"
     assert reads[1:] == [("report", True)]
 
 

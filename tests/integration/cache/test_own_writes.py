@@ -17,6 +17,7 @@ from django_redis_lock.decorators import cached
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.values import TaskProducer
 from tests.support.writes import REDIS_WRITES, STALE_WRITES, WRITES
 
 pytestmark = pytest.mark.invariant("C6")
@@ -164,25 +165,19 @@ def test_a_write_after_the_computation_is_not_its_own(cache: Any) -> None:
         tasks = []
 
         async def late() -> None:
-            await begin.wait()
+            await slow.begun.wait()
             await cache.adelete("report")
 
         async def report() -> str:
             tasks.append(asyncio.ensure_future(late()))
             return "older"
 
-        begin, finish = asyncio.Event(), asyncio.Event()
+        slow = TaskProducer()
         await cache.aget_or_set("report", report, 0)
-
-        async def slow() -> str:
-            begin.set()
-            await finish.wait()
-            return "computed"
-
         computing = asyncio.ensure_future(cache.aget_or_set("report", slow, 60))
-        await begin.wait()
+        await slow.begun.wait()
         await asyncio.gather(*tasks)
-        finish.set()
+        slow.finish.set()
         await computing
         return await cache.aget("report")
 

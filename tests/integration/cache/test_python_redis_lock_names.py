@@ -25,16 +25,11 @@ def test_the_signature_is_theirs() -> None:
     assert list(inspect.signature(RedisCache.locked_get_or_set).parameters) == names
 
 
-def test_it_computes_once(cache: RedisCache) -> None:
-    producer = Producer()
-    assert in_threads(8, cache.locked_get_or_set, "report", producer) == ["computed"] * 8
-    assert producer.calls == 1
-    assert cache.get("report") == "computed"
-
-
-def test_none_is_a_value(cache: RedisCache) -> None:
-    producer = Producer(None)
-    assert [cache.locked_get_or_set("report", producer) for _ in range(2)] == [None] * 2
+@pytest.mark.parametrize("value", ["computed", None])
+def test_it_computes_once(cache: RedisCache, value: str | None) -> None:
+    producer = Producer(value)
+    assert in_threads(8, cache.locked_get_or_set, "report", producer) == [value] * 8
+    assert cache.locked_get_or_set("report", producer) == value
     assert producer.calls == 1
 
 

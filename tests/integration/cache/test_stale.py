@@ -23,7 +23,7 @@ from tests.holding import renew
 from tests.processes import PATIENCE, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.background import elsewhere
-from tests.support.values import KEY, TERMS, Asking, Broken, Producer, age, make
+from tests.support.values import KEY, TERMS, Asking, Broken, Producer, TaskProducer, age, make
 
 __all__ = ["slow"]
 
@@ -199,16 +199,10 @@ def test_the_soft_timeout_in_tasks(stale: RedisCache, client: redis.Redis, cance
     """The refresh goes on after it, and if its caller is cancelled before it."""
 
     async def main() -> None:
-        begun, finish = asyncio.Event(), asyncio.Event()
-
-        async def compute() -> str:
-            begun.set()
-            await finish.wait()
-            return "new"
-
+        compute = TaskProducer("new")
         ask = partial(stale.aget_or_set, "report", compute, **TERMS)
         asking = asyncio.ensure_future(ask(soft_timeout=PATIENCE if cancelled else 0.01))
-        await begun.wait()
+        await compute.begun.wait()
         if cancelled:
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -216,7 +210,7 @@ def test_the_soft_timeout_in_tasks(stale: RedisCache, client: redis.Redis, cance
         else:
             assert await asking == "old"
         assert await ask(soft_timeout=0.01) == "old"
-        finish.set()
+        compute.finish.set()
         while await stale.aget("report") != "new":
             await asyncio.sleep(0.001)
         age(client)

@@ -14,14 +14,9 @@ from django_redis_lock.singleflight import flight
 from tests import lanes
 from tests.processes import PATIENCE, Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
+from tests.support.values import KEY, Broken, blocked
 
 pytestmark = pytest.mark.invariant("C1")
-
-KEY = b":1:report"
-
-
-class Broken(Exception):
-    """What a producer may raise."""
 
 
 #: Nothing but the leader's word may end a wait.
@@ -68,10 +63,6 @@ def leader_of(crew: Crew) -> Any:
     (leader,) = speaking
     assert leader.hear() == "computing"
     return leader
-
-
-def blocked(client: redis.Redis) -> int:
-    return int(client.info("clients")["blocked_clients"])
 
 
 @pytest.mark.sample(4, 1)

@@ -18,11 +18,10 @@ import pytest
 import redis
 from django.core.cache import caches
 from django.http import HttpResponse
-from django.template import Context, Template
 from django.test import RequestFactory
 
 from django_redis_lock.cache import LocMemCache, RedisCache
-from django_redis_lock.decorators import cached, cached_page
+from django_redis_lock.decorators import cached_page
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
 
@@ -208,18 +207,6 @@ def spoil(client: redis.Redis) -> int:
     return len(keys)
 
 
-def test_a_cached_function(default: Any, client: redis.Redis) -> None:
-    calls: list[int] = []
-
-    @cached(key="square-{}".format, timeout=60)
-    def square(n: int) -> int:
-        calls.append(n)
-        return n * n
-
-    assert [square(2), spoil(client), square(2), square(2)] == [4, 1, 4, 4]
-    assert calls == [2, 2]
-
-
 @pytest.mark.parametrize("method", ["get", "head"])
 @pytest.mark.parametrize("stale", [0, 3600])
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -245,10 +232,3 @@ def test_a_page(
     assert [visit(), visit()] == [b"page 1"] * 2
     assert spoil(client) >= 2
     assert [visit(), visit()] == [b"page 2"] * 2
-
-
-def test_a_template_tag(default: Any, client: redis.Redis) -> None:
-    template = Template("{% load redis_lock %}{% cached 60 part %}{{ n }}{% endcached %}")
-    assert [template.render(Context({"n": n})) for n in (1, 2)] == ["1", "1"]
-    assert spoil(client) == 1
-    assert [template.render(Context({"n": n})) for n in (3, 4)] == ["3", "3"]

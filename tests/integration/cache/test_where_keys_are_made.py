@@ -24,8 +24,7 @@ from django.utils.functional import SimpleLazyObject, lazy
 from django_redis.client import DefaultClient
 
 from django_redis_lock import cached, locked
-from django_redis_lock.cache import LocMemCache, RedisCache, lock_cache
-from django_redis_lock.contrib.locmem import MemoryClient
+from django_redis_lock.cache import RedisCache, lock_cache
 from django_redis_lock.locking import hold
 from django_redis_lock.singleflight import flight
 from tests.redis_server import RedisServer
@@ -87,19 +86,15 @@ class TenantClient(DefaultClient):
         return super().make_key(key, version, prefix or tenant())
 
 
-class TenantMemoryClient(TenantClient, MemoryClient):
-    pass
-
-
-class _WithPrefix:
+class PrefixCache(RedisCache):
     key_prefix: Any = property(lambda self: tenant(), lambda self, value: None)
 
 
-class _WithVersion:
+class VersionCache(RedisCache):
     version: Any = property(lambda self: tenant(), lambda self, value: None)
 
 
-class _WithKeyFunction:
+class FunctionCache(RedisCache):
     """As ``KEY_FUNCTION``, set later."""
 
     def __init__(self, *args: Any) -> None:
@@ -107,38 +102,8 @@ class _WithKeyFunction:
         self.key_func = key_function
 
 
-class PrefixCache(_WithPrefix, RedisCache):
-    pass
-
-
-class VersionCache(_WithVersion, RedisCache):
-    pass
-
-
-class FunctionCache(_WithKeyFunction, RedisCache):
-    pass
-
-
 class ClientCache(RedisCache):
     """Its CLIENT_CLASS makes the keys."""
-
-
-class ClientMemory(LocMemCache):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._client_cls = TenantMemoryClient
-
-
-class PrefixMemory(_WithPrefix, LocMemCache):
-    pass
-
-
-class VersionMemory(_WithVersion, LocMemCache):
-    pass
-
-
-class FunctionMemory(_WithKeyFunction, LocMemCache):
-    pass
 
 
 HERE = "tests.integration.cache.test_where_keys_are_made"
@@ -154,10 +119,11 @@ KEYS: dict[str, dict[str, Any]] = {
     "version of a subclass": {"BACKEND": f"{HERE}.VersionCache"},
     "key_func of a subclass": {"BACKEND": f"{HERE}.FunctionCache"},
 }
-IN_MEMORY = {
-    f"{HERE}.{name}Cache": f"{HERE}.{name}Memory"
-    for name in ("Prefix", "Version", "Function", "Client")
-}
+#: In memory, those that are no class of their own: what these classes do, the backends share.
+WHERE = [
+    *(("redis", kind) for kind in KEYS),
+    *(("memory", kind) for kind in ("KEY_FUNCTION", "lazy KEY_PREFIX")),
+]
 
 
 @pytest.fixture(params=["redis", "memory"])
@@ -173,10 +139,7 @@ def config(
 
 
 def configured(config: dict[str, Any], kind: str) -> Any:
-    wanted = {**config, **KEYS[kind]}
-    if "LocMem" in config["BACKEND"]:
-        wanted["BACKEND"] = IN_MEMORY.get(wanted["BACKEND"], wanted["BACKEND"])
-    return override_settings(CACHES={"default": wanted})
+    return override_settings(CACHES={"default": {**config, **KEYS[kind]}})
 
 
 # -- the methods, each for threads and for tasks ---------------------------------------------------
@@ -380,7 +343,7 @@ def after_middleware(do: Any, *args: Any) -> Any:
 
 
 @pytest.mark.sample(11)
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize(("config", "kind"), WHERE, indirect=["config"])
 def test_tasks_use_the_keys_of_threads(config: dict[str, Any], kind: str) -> None:
     """The event loop runs in this thread, and Django's is another one, as under ASGI."""
 

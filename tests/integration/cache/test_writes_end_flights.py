@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -18,6 +17,7 @@ from django_redis_lock.singleflight.flight import in_flight
 from tests.processes import PATIENCE, Link, processes, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.values import Asking, Producer, TaskProducer
 from tests.support.writes import REDIS_WRITES, STALE_WRITES, WRITES, Write
 
 pytestmark = pytest.mark.invariant("C2")
@@ -42,30 +42,20 @@ OTHERS: dict[str, Write] = {
 }
 
 
-class Computation(threading.Thread):
+class Computation:
     """A computation of the report that is under way."""
 
     def __init__(self, cache: RedisCache, **terms: Any) -> None:
-        super().__init__(daemon=True)
-        self._cache, self._terms = cache, {"timeout": None, **terms}
-        self._begun, self._finish = threading.Event(), threading.Event()
-        self.start()
-        assert self._begun.wait(PATIENCE)
+        self._compute = Producer("older")
+        self._compute.finish.clear()
+        terms = {"timeout": None, **terms}
+        self._asking = Asking(cache.get_or_set, "report", self._compute, **terms)
+        assert self._compute.begun.wait(PATIENCE)
 
-    def run(self) -> None:
-        self._found = self._cache.get_or_set("report", self._compute, **self._terms)
-
-    def _compute(self) -> str:
-        self._begun.set()
-        assert self._finish.wait(PATIENCE)
-        return "older"
-
-    def finish(self) -> str:
+    def finish(self) -> Any:
         """Its caller's value."""
-        self._finish.set()
-        self.join(PATIENCE)
-        assert not self.is_alive(), "it hangs"
-        return self._found
+        self._compute.finish.set()
+        return self._asking.found()
 
 
 @pytest.fixture
@@ -150,15 +140,9 @@ def test_tasks_in_the_leaders_loop_hear_of_a_write_during_the_computation(
     cache = RedisCache(redis_server.url, {"OPTIONS": {"LOCK_FLIGHT_TIMEOUT": 1.5 * pace}})
 
     async def ask() -> None:
-        begun, finish = asyncio.Event(), asyncio.Event()
-
-        async def compute() -> str:
-            begun.set()
-            await finish.wait()
-            return "older"
-
+        compute = TaskProducer("older")
         leader = asyncio.create_task(cache.aget_or_set("report", compute))
-        await begun.wait()
+        await compute.begun.wait()
         followers = [asyncio.create_task(cache.aget_or_set("report", "anew")) for _ in range(3)]
         [shared] = in_flight.values()
         while len(shared.ended._waiters) < 3:
@@ -166,7 +150,7 @@ def test_tasks_in_the_leaders_loop_hear_of_a_write_during_the_computation(
         await cache.aset("report", "newer")
         done, _ = await asyncio.wait(followers, timeout=PATIENCE)
         assert [follower.result() for follower in done] == ["newer"] * 3
-        finish.set()
+        compute.finish.set()
         assert await leader == "older"
 
     asyncio.run(ask())
