@@ -15,16 +15,17 @@ from django_redis_lock import AsyncLock, Lock, LockError, MultiLock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import instant_loss
 from django_redis_lock.contrib.topology import SentinelService
+from django_redis_lock.locking import Renewal
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.singleflight import flight
-from tests.holding import watch_often
+from tests.holding import hurry_until, watch_often
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
-from tests.redis_topologies import ask
+from tests.redis_topologies import ask, cut_off
 from tests.support.background import Background
 from tests.support.tasks import Tasks
 
-__all__ = ["CALLERS", "Caller", "World", "go_on", "key", "notice_soon"]
+__all__ = ["CALLERS", "Caller", "World", "go_on", "key", "lose", "notice_soon"]
 
 #: The braces lead to one server of a cluster.
 TAG = "{failing}"
@@ -223,6 +224,30 @@ def go_on(world: World, callers: list[Caller], fail: Callable[[], None]) -> None
     until(world.all_wait)
     for steps in running:
         assert next(steps, None) is None
+
+
+def lose(
+    client: Any, name: str, primary: RedisServer, replicas: list[RedisServer], fail_over: Any
+) -> None:
+    """The ``primary`` dies, and no replica has heard of the acquisition: who has lost the lock is
+    told so, and the waiter has it."""
+    cut_off(primary, replicas)
+    told = threading.Event()
+    holder = Lock(client, name, timeout=30, renew=True, on_lost=told.set)
+    assert holder.acquire()
+    fence = holder.fence
+    other = Lock(client, name, timeout=30, thread_local=False)
+    waiter = Background(lambda: other.acquire(blocking_timeout=2 * PATIENCE))
+    until(lambda: ask(primary, "INFO", "clients")["blocked_clients"])
+    primary.kill()
+    for replica in replicas:
+        replica.resume()
+    fail_over()
+    assert waiter.result()
+    hurry_until(told.is_set, Renewal)
+    assert holder.lost
+    assert fence is not None
+    assert other.fence > fence
 
 
 def had_again(world: World) -> bool:

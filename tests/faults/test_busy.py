@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
 
-from django_redis_lock import AsyncLock, Lock, Redlock
+from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import SentOnce, keeper
-from django_redis_lock.locking import Renewal
 from django_redis_lock.locking.lock import ThreadQueue
 from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.script import Call
-from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.refusals import is_outage
 from django_redis_lock.transport.server import RetryPolicy, run_all
-from tests.holding import hurry_until, renew
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.tasks import in_tasks
 
 pytestmark = pytest.mark.invariant("P3")
 
@@ -81,58 +79,41 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     return found
 
 
-def ask_the_time_twice(client: redis.Redis, lock: Lock) -> Any:
+def ask_the_time_twice(client: redis.Redis, lock: Any) -> Any:
     return len(run_all(client, [Call(CLOCK, (), ())] * 2)) == 2
 
 
-def release_in_a_task(client: redis.Redis, lock: Lock) -> Any:
-    async def release() -> None:
-        other = AsyncLock(asyncio_client(client), "busy", 30)
-        other.local.token = lock.local.token
-        await other.release()
-
-    return asyncio.run(release())
-
-
-def acquire_in_a_task(client: redis.Redis, lock: Lock) -> Any:
-    async def acquire() -> bool:
-        return await AsyncLock(asyncio_client(client), "free", 30).acquire()
-
-    return asyncio.run(acquire())
+CALLS: dict[str, Callable[[redis.Redis, Any], Any]] = {
+    "release": lambda client, lock: lock.release(),
+    "extend": lambda client, lock: lock.extend(5),
+    "owned": lambda client, lock: lock.owned(),
+    "acquire": lambda client, lock: Lock(client, "free", 30).acquire(),
+    "try": lambda client, lock: Lock(client, "free", 30).acquire(blocking=False),
+    "several calls": ask_the_time_twice,
+}
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        lambda client, lock: lock.release(),
-        lambda client, lock: lock.extend(5),
-        lambda client, lock: lock.owned(),
-        lambda client, lock: Lock(client, "free", 30).acquire(blocking_timeout=PATIENCE),
-        lambda client, lock: Lock(client, "free", 30).acquire(),
-        lambda client, lock: Lock(client, "free", 30).acquire(blocking=False),
-        ask_the_time_twice,
-        release_in_a_task,
-        acquire_in_a_task,
-    ],
-    ids=(
-        *("release", "extend", "owned", "acquire-for-a-time", "acquire", "try"),
-        *("several", "task-releases", "task-acquires"),
-    ),
+    ("call", "asynchronous"),
+    [*((call, False) for call in CALLS), ("release", True), ("owned", True)],
 )
 def test_calls_wait_until_it_is_over(
-    call: Callable[[redis.Redis, Lock], Any],
+    call: str,
+    asynchronous: bool,
     own_server: RedisServer,
     own_client: redis.Redis,
     refusals: list[Exception],
 ) -> None:
-    lock = Lock(own_client, "busy", timeout=30, thread_local=False)
-    assert lock.acquire(blocking=False)
-    with busy(own_server) as end:
-        calling = Background(lambda: call(own_client, lock))
-        until(lambda: len(refusals) > 3 or calling.done)
-        assert not calling.done
-        end()
-        assert calling.result() in (True, None)
+    with in_tasks(own_client) as tasks:
+        make = tasks.make_lock if asynchronous else partial(Lock, own_client)
+        lock = make("busy", timeout=30, thread_local=False)
+        assert lock.acquire(blocking=False)
+        with busy(own_server) as end:
+            calling = Background(lambda: CALLS[call](own_client, lock))
+            until(lambda: len(refusals) > 3 or calling.done)
+            assert not calling.done
+            end()
+            assert calling.result() in (True, None)
 
 
 class TimeLimit(Exception):
@@ -166,16 +147,6 @@ def test_an_interrupted_waiter_leaves_no_pop_behind(
                     connections[0].can_read()
 
 
-def test_a_lock_is_renewed_when_it_is_over(
-    own_server: RedisServer, own_client: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Lock(own_client, "busy", timeout=60, renew=True) as lock:
-        with busy(own_server):
-            hurry_until(lambda: "Could not renew" in caplog.text, Renewal)
-        renew(own_client, "busy")
-        assert not lock.lost
-
-
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_value_is_computed_once(
     own_server: RedisServer, own_client: redis.Redis, refusals: list[Exception], warm: bool
@@ -190,22 +161,6 @@ def test_a_value_is_computed_once(
         end()
         assert reading.result() == (1 if warm else 2)
     assert cache.get("report") == (1 if warm else 2)
-
-
-def test_one_of_several_servers(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, pace: int
-) -> None:
-    monkeypatch.setattr("django_redis_lock.contrib.redlock.SERVER_TIMEOUT_SECONDS", 0.5 * pace)
-    with RedisServer() as second, RedisServer() as third:
-        clients = [server.client() for server in (own_server, second, third)]
-        clients[0].config_set("lua-time-limit", 1)
-        lock = Redlock(clients, "free", 30)
-        with busy(own_server):
-            assert lock.acquire(blocking=False)
-            lock.release()
-        for client in clients:
-            until(lambda client=client: not client.exists("free"))
-            client.close()
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,11 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from django.http import HttpResponse
-from django.test import RequestFactory
 from redis.auth.err import RequestTokenErr
 from redis.credentials import CredentialProvider
 
-from django_redis_lock import AsyncLock, Lock, Redlock, locked
-from django_redis_lock.cache import RedisCache
+from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.instant_loss import Subscription
-from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.transport import is_outage, server_of
 from tests.holding import hurry_until, renew
 from tests.integration.locks.test_lock_redis_py import TLS
@@ -90,11 +86,6 @@ def cut_off(client: redis.Redis) -> None:
         client.client_kill_filter(_type=kind, skipme=True)
 
 
-def cache_of(server: RedisServer, way: Way, **options: Any) -> Any:
-    pool = {"CONNECTION_POOL_KWARGS": {"credential_provider": way}}
-    return RedisCache(server.url, {"OPTIONS": pool | options})
-
-
 def test_a_call_finds_the_server_down(there: redis.Redis, way: Way, error: Exception) -> None:
     way.error = error
     with pytest.raises(redis.ConnectionError, match=type(error).__name__) as raised:
@@ -132,64 +123,6 @@ def test_a_waiter_goes_on(
     way.error = None
     holder.release()
     assert waiter.result()
-
-
-def test_a_lock_is_renewed_when_the_way_is_free_again(
-    client: redis.Redis, there: redis.Redis, way: Way
-) -> None:
-    lock = Lock(there, NAME, timeout=60, renew=True)
-    assert lock.acquire(blocking=False)
-    way.error = VaultSealed("sealed")
-    cut_off(client)
-    with pytest.raises(redis.ConnectionError):
-        Lock(there, "another", timeout=30).acquire(blocking=False)
-    way.error = None
-    renew(client, NAME)
-    assert lock.owned()
-    lock.release()
-
-
-def test_a_redlock_counts_it_as_one_vote_less(
-    client: redis.Redis, own_server: RedisServer, there: redis.Redis, way: Way
-) -> None:
-    way.error = VaultSealed("sealed")
-    with own_server.client() as other, RedisServer() as third, third.client() as another:
-        lock = Redlock([there, other, another], NAME, timeout=30)
-        assert lock.acquire(blocking=False)
-        lock.release()
-
-
-def test_a_value_is_computed(redis_server: RedisServer, way: Way, error: Exception) -> None:
-    cache = cache_of(redis_server, way)
-    way.error = error
-    assert cache.get_or_set("value", lambda: 7, 60) == 7
-    assert asyncio.run(cache.aget_or_set("value", lambda: 7, 60)) == 7
-
-
-def test_a_lock_goes_ahead_if_the_project_chose_so(redis_server: RedisServer, way: Way) -> None:
-    cache = cache_of(redis_server, way, LOCK_ON_REDIS_DOWN="run")
-    way.error = VaultSealed("sealed")
-    with cache.lock(NAME, timeout=30) as lock:
-        assert lock.degraded
-
-
-def test_a_view_answers_503(redis_server: RedisServer, way: Way, settings: Any) -> None:
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis_lock.cache.RedisCache",
-            "LOCATION": redis_server.url,
-            "OPTIONS": {"CONNECTION_POOL_KWARGS": {"credential_provider": way}},
-        }
-    }
-    way.error = VaultSealed("sealed")
-
-    @locked("import", timeout=30)
-    def view(request: Any) -> HttpResponse:
-        return HttpResponse("done")
-
-    request = RequestFactory().get("/")
-    request.resolver_match = type("Match", (), {"func": view})()
-    assert view(request).status_code == 503
 
 
 def test_messages_come_back(client: redis.Redis, there: redis.Redis, way: Way) -> None:
@@ -237,20 +170,6 @@ def test_a_slow_provider_delays_no_renewal_on_another_server(
             go_on.set()
         here.release()
         there.release()
-
-
-def test_run_locked_says_that_redis_is_unavailable(
-    redis_server: RedisServer, way: Way, settings: Any
-) -> None:
-    backend = "django_redis_lock.cache.RedisCache"
-    pool = {"CONNECTION_POOL_KWARGS": {"credential_provider": way}}
-    settings.CACHES = {
-        "default": {"BACKEND": backend, "LOCATION": redis_server.url, "OPTIONS": pool}
-    }
-    way.error = VaultSealed("sealed")
-    with pytest.raises(SystemExit) as ended:
-        Command().run_from_argv(["manage.py", "run_locked", NAME, "--", "check"])
-    assert ended.value.code == 69
 
 
 # -- names and addresses ------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -10,15 +9,12 @@ from typing import Any
 import pytest
 import redis
 
-from django_redis_lock import Lock, LockNotOwnedError, MultiLock
-from django_redis_lock.locking import Renewal
+from django_redis_lock import LockNotOwnedError, MultiLock
 from tests.faults import failovers
 from tests.faults.failovers import TAG, World
-from tests.holding import hurry_until
 from tests.integration.topologies.test_cluster_cache import cluster_cache
-from tests.processes import PATIENCE, until
-from tests.redis_topologies import ClusterServers, ask, cluster, cut_off, slot_of
-from tests.support.background import Background
+from tests.processes import until
+from tests.redis_topologies import ClusterServers, cluster, slot_of
 
 #: In the same slot as the names of ``failovers``.
 NAME = TAG.strip("{}")
@@ -92,25 +88,12 @@ def test_callers_go_on(
 
 
 def test_the_loser_calls_on_lost_and_the_waiter_acquires(servers: ClusterServers) -> None:
-    """The replica has not heard of the acquisition."""
-    primary, replica = servers.primary_of(NAME), servers.replica_of(NAME)
-    cut_off(primary, [replica])
-    told = threading.Event()
-    with servers.client() as client:
-        holder = Lock(client, NAME, timeout=30, renew=True, on_lost=told.set)
-        assert holder.acquire()
-        fence = holder.fence
-        other = Lock(client, NAME, timeout=30, thread_local=False)
-        waiter = Background(lambda: other.acquire(blocking_timeout=2 * PATIENCE))
-        until(lambda: ask(primary, "INFO", "clients")["blocked_clients"])
-        primary.kill()
-        replica.resume()
+    def fail_over() -> None:
         servers.fail_over(NAME, "TAKEOVER")
-        assert waiter.result()
-        hurry_until(told.is_set, Renewal)
-        assert holder.lost
-        assert fence is not None
-        assert other.fence > fence
+
+    primary, replica = servers.primary_of(NAME), servers.replica_of(NAME)
+    with servers.client() as client:
+        failovers.lose(client, NAME, primary, [replica], fail_over)
 
 
 def test_a_lost_name_hides_no_other_that_was_not_released(

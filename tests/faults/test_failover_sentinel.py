@@ -17,7 +17,6 @@ from redis.sentinel import Sentinel
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, TooFewReplicas, events
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.events import ServerDown, ServerUp
-from django_redis_lock.locking import Renewal
 from django_redis_lock.transport import aio_client, server_of
 from tests.faults import failovers
 from tests.faults.failovers import Caller, World
@@ -25,7 +24,6 @@ from tests.holding import hurry, hurry_until, settle
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import SentinelServers, ask, cut_off, sentinels
-from tests.support.background import Background
 
 
 @pytest.fixture
@@ -109,19 +107,6 @@ def told_at_once(world: World) -> Iterator[None]:
     until(lambda: ask(world.primary(), "PUBSUB", "CHANNELS", "django_redis_lock:process:*"))
     assert Lock(world.client, "reset").reset()
     assert told.wait(PATIENCE)
-
-
-@caller
-def connection_in_use(world: World) -> Iterator[None]:
-    """It is closed after its call."""
-    service = server_of(world.client)
-    old = service.locate([b"name"])
-    connection = old.checkout()
-    yield
-    until(lambda: service.locate([b"name"]) is not old)
-    old.checkin(connection)
-    assert old.must_connect()
-    assert old.retired
 
 
 @caller
@@ -226,25 +211,8 @@ def replicated(servers: SentinelServers, key: str | bytes = "failing") -> bool:
 def test_the_loser_calls_on_lost_and_the_waiter_acquires(
     servers: SentinelServers, sentinel_client: redis.Redis
 ) -> None:
-    """The replicas have not heard of the acquisition."""
     primary, replicas = servers.primary, servers.replicas
-    cut_off(primary, replicas)
-    told = threading.Event()
-    holder = Lock(sentinel_client, "failing", timeout=30, renew=True, on_lost=told.set)
-    assert holder.acquire()
-    fence = holder.fence
-    other = Lock(sentinel_client, "failing", timeout=30, thread_local=False)
-    waiter = Background(lambda: other.acquire(blocking_timeout=2 * PATIENCE))
-    until(lambda: ask(primary, "INFO", "clients")["blocked_clients"])
-    primary.kill()
-    for replica in replicas:
-        replica.resume()
-    servers.fail_over()
-    assert waiter.result()
-    hurry_until(told.is_set, Renewal)
-    assert holder.lost
-    assert fence is not None
-    assert other.fence > fence
+    failovers.lose(sentinel_client, "failing", primary, replicas, servers.fail_over)
 
 
 REPLICAS = "django_redis_lock.locking.base"
@@ -299,11 +267,6 @@ class TestReplicas:
             await asyncio.to_thread(until, lambda: not taken(servers))
 
         asyncio.run(main())
-
-    @pytest.mark.parametrize("wrong", [-1, True, 1.0, "1", None])
-    def test_wrong_numbers(self, wrong: Any) -> None:
-        with pytest.raises((TypeError, ValueError), match="whole number of 0 or more"):
-            Lock(redis.Redis(), "failing", replicas=wrong)
 
 
 def taken(servers: SentinelServers) -> bool:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -179,6 +180,11 @@ def test_renewals_are_far_apart(proxy: Proxy, client: redis.Redis) -> None:
     lost: list[int] = []
     lock = Lock(through(proxy), "idle", 60, renew=True, on_lost=lambda: lost.append(1))
     with lock:
+        renew(client, "idle")
+        time.sleep(0.02)
+        client.config_resetstat()
+        renew(client, "idle")
+        assert "PING" not in commands(client), "it is sent at once"
         for _ in range(3):
             renew(client, "idle")
             pause(proxy)
@@ -225,6 +231,7 @@ ONE_TRIP: dict[str, tuple[Callable[[Any], Any], dict[str, int]]] = {
     "get_many": (lambda cache: cache.get_many(["a", "b"]), {"MGET": 1}),
     "aget": (lambda cache: loop_of(cache).run_until_complete(cache.aget("a")), {"GET": 1}),
     "locked": (lambda cache: cache.lock("a").locked(), {"EVALSHA": 1}),
+    "lock": (lambda cache: taken(cache.lock("a", timeout=60)), {"EVALSHA": 2}),
 }
 
 
@@ -250,21 +257,6 @@ def test_a_call_after_a_pause_is_sent_at_once(proxy: Proxy, client: redis.Redis,
     cache.loop.close()
 
 
-def test_a_lock_after_a_pause_is_acquired_and_released_at_once(
-    proxy: Proxy, client: redis.Redis
-) -> None:
-    lock = lock_through(proxy)
-    taken(lock)
-    time.sleep(0.02)
-    client.config_resetstat()
-    assert lock.acquire()
-    time.sleep(0.02)
-    lock.release()
-    sent = commands(client)
-    assert sent["EVALSHA"] == 2
-    assert "PING" not in sent
-
-
 def test_a_lock_that_was_awaited_is_released_at_once(proxy: Proxy, client: redis.Redis) -> None:
     """The reply about its grant may still be unread on the connection."""
     lock = lock_through(proxy, thread_local=False)
@@ -279,13 +271,14 @@ def test_a_lock_that_was_awaited_is_released_at_once(proxy: Proxy, client: redis
     assert not client.exists("idle")
 
 
-#: What a task calls on a connection that was forgotten.
-IN_TASKS: dict[str, Callable[[Any], Any]] = {
-    "get": lambda cache: cache.aget("a"),
-    "set": lambda cache: cache.aset("a", 1),
-    "incr": lambda cache: cache.aincr("a"),
-    "get_or_set": lambda cache: cache.aget_or_set("a", lambda: 1, 60),
-    "lock": lambda cache: taken_by_a_task(cache.alock("a")),
+#: What a task calls on a connection that was forgotten, with what it returns the second time.
+IN_TASKS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "get": (lambda cache: cache.aget("a"), 1),
+    "set": (lambda cache: cache.aset("a", 1), True),
+    "incr": (lambda cache: cache.aincr("a"), 3),
+    "get_or_set": (lambda cache: cache.aget_or_set("a", lambda: 2, 60), 1),
+    "get_or_set a new one": (lambda cache: cache.aget_or_set("new", lambda: 2, 60), 2),
+    "lock": (lambda cache: taken_by_a_task(cache.alock("a")), None),
 }
 
 
@@ -299,36 +292,20 @@ def test_a_call_of_a_task_after_a_pause(proxy: Proxy, name: str) -> None:
     cache = cache_of(proxy)
     cache.set("a", 1)
 
+    call, expected = IN_TASKS[name]
+
     async def main() -> None:
-        await IN_TASKS[name](cache)
-        for _ in range(2):
-            await asyncio.to_thread(pause, proxy)
-            await asyncio.wait_for(IN_TASKS[name](cache), SOON)
+        if "new" not in name:
+            await call(cache)
+        else:
+            await cache.aget("a")
+        await asyncio.to_thread(pause, proxy)
+        assert await asyncio.wait_for(call(cache), SOON) == expected
+        await asyncio.to_thread(pause, proxy)
+        await asyncio.wait_for(call(cache), SOON)
 
     with no_outage(proxy):
         asyncio.run(main())
-
-
-def test_a_task_reads_what_is_stored_though_its_connection_is_forgotten(proxy: Proxy) -> None:
-    async def main() -> None:
-        cache = cache_of(proxy)
-        await cache.aset("stored", "value", 60)
-        pause(proxy)
-        assert await cache.aget_or_set("stored", lambda: "computed again", 60) == "value"
-        pause(proxy)
-        assert await cache.aget_or_set("missing", lambda: "computed", 60) == "computed"
-        assert await cache.aget("missing") == "computed"
-
-    asyncio.run(main())
-
-
-def test_renewals_far_apart_are_sent_at_once(proxy: Proxy, client: redis.Redis) -> None:
-    with lock_through(proxy, renew=True):
-        renew(client, "idle")
-        time.sleep(0.02)
-        client.config_resetstat()
-        renew(client, "idle")
-    assert "PING" not in commands(client)
 
 
 def test_a_count_after_a_pause_is_no_longer_sent_if_the_connection_is_silent(
@@ -451,37 +428,24 @@ def test_all_connections_of_a_redlock_are_forgotten_at_once(
     proxy: Proxy, asynchronous: bool, pace: int
 ) -> None:
     """Each call has time for a second try, and what was sent twice counts once."""
-    limit = 1.0 * pace
 
-    async def tasks() -> None:
-        clients = [redis.asyncio.Redis(port=proxy.port, db=db) for db in (1, 2, 3)]
-        lock = AsyncRedlock(clients, "idle", timeout=60, server_timeout=limit)
+    async def main() -> None:
+        clients: list[Any] = list(servers(proxy))
+        if asynchronous:
+            clients = [redis.asyncio.Redis(port=proxy.port, db=db) for db in (1, 2, 3)]
+        lock_class: Any = AsyncRedlock if asynchronous else Redlock
+        lock = lock_class(clients, "idle", timeout=60, server_timeout=1.0 * pace)
+        calls = (partial(lock.acquire, blocking=False), partial(lock.extend, 60), lock.owned)
         for _ in range(2):
-            assert await lock.acquire(blocking=False)
-            proxy.forget()
-            assert await lock.extend(60)
-            proxy.forget()
-            assert await lock.owned()
-            proxy.forget()
-            await lock.release()
-            proxy.forget()
-        for client in clients:
+            for call in (*calls, lock.release):
+                result = call()
+                assert (await result if asynchronous else result) in (True, None)
+                proxy.forget()
+        for client in clients if asynchronous else ():
             await client.connection_pool.disconnect()
 
     with no_outage(proxy):
-        if asynchronous:
-            asyncio.run(tasks())
-            return
-        lock = Redlock(servers(proxy), "idle", timeout=60, server_timeout=limit)
-        for _ in range(2):
-            assert lock.acquire(blocking=False)
-            proxy.forget()
-            assert lock.extend(60)
-            proxy.forget()
-            assert lock.owned()
-            proxy.forget()
-            lock.release()
-            proxy.forget()
+        asyncio.run(main())
 
 
 def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:

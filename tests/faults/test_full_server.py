@@ -5,7 +5,6 @@ server was full from the beginning or the keeper's connection is cut later."""
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,13 +18,16 @@ from django.test import override_settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
+from django_redis_lock import Lock, MultiLock, Redlock
 from django_redis_lock.keeper import keeper, spare_of_a_loop
 from django_redis_lock.transport import asyncio_client, pack_words, server_of
 from django_redis_lock.transport.aio_client import aexchange
 from tests.holding import hurry_until, until_released
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
+from tests.support.tasks import in_tasks
+from tests.support.values import Producer
 
 pytestmark = pytest.mark.invariant("L4", "P3")
 
@@ -109,27 +111,10 @@ def redlock(full: Full) -> Iterator[Held]:
 @contextmanager
 def async_lock(full: Full) -> Iterator[Held]:
     """Its connection is that of an event loop, and the keeper's is a thread."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def do(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(PATIENCE)
-
-    async def acquire() -> AsyncLock:
-        client = redis.asyncio.Redis(port=full.server.port)
-        held = AsyncLock(client, "held", TIMEOUT, renew=True, thread_local=False)
-        assert await held.acquire()
-        return held
-
-    try:
-        held = do(acquire())
-        yield Held(held.ensure_held, lambda: do(held.release()))
-    finally:
-        do(loop.shutdown_asyncgens())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with in_tasks(client_of(full)) as tasks:
+        held = tasks.make_lock("held", timeout=TIMEOUT, renew=True)
+        assert held.acquire()
+        yield Held(held.ensure_held, held.release)
 
 
 @contextmanager
@@ -140,27 +125,17 @@ def flight(full: Full) -> Iterator[Held]:
     alias = {"BACKEND": backend, "LOCATION": full.server.url, "OPTIONS": options}
     with override_settings(CACHES={"default": alias}):
         cache: Any = caches["default"]
-        entered, leave = threading.Event(), threading.Event()
-
-        def produce() -> str:
-            entered.set()
-            assert leave.wait(PATIENCE)
-            return "value"
-
-        values: list[Any] = []
-        leader = threading.Thread(
-            target=lambda: values.append(cache.get_or_set("held", produce, 60))
-        )
-        leader.start()
-        assert entered.wait(PATIENCE)
+        slow = Producer()
+        slow.finish.clear()
+        leader = Background(cache.get_or_set, "held", slow, 60)
+        assert slow.begun.wait(PATIENCE)
 
         def check() -> None:
             assert any(key.endswith(b"flight") for key in full.admin.keys("*held*"))
 
         def end() -> None:
-            leave.set()
-            leader.join(PATIENCE)
-            assert values == ["value"]
+            slow.finish.set()
+            assert leader.result() == "computed"
             assert full.admin.keys("*held")
 
         yield Held(check, end)

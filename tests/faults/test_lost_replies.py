@@ -34,6 +34,7 @@ from django_redis_lock.keeper import DeferredRelease
 from django_redis_lock.locking import Renewal, waiting
 from django_redis_lock.locking import lock as threads
 from django_redis_lock.locking.lock import PendingReply
+from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.holder_scripts import HELD, RESET, reset_call
 from django_redis_lock.protocol.holders import HolderInfo
 from django_redis_lock.protocol.lock_scripts import (
@@ -44,7 +45,7 @@ from django_redis_lock.protocol.lock_scripts import (
     RENEW,
     TAKE_GRANT,
 )
-from django_redis_lock.protocol.script import Call
+from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.transport import run as run_call
 from tests.faults.proxy import HeldBack, Proxy
 from tests.holding import deferred_releases, hurry, hurry_until, renew, until_released
@@ -53,6 +54,7 @@ from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.backends import blocked
 from tests.support.background import Background
+from tests.support.tasks import in_tasks
 
 pytestmark = pytest.mark.invariant("S3")
 
@@ -67,32 +69,39 @@ def free(client: redis.Redis) -> None:
     assert not lock.locked()
 
 
+@pytest.fixture(params=["threads", "tasks"])
+def make(request: pytest.FixtureRequest, shaky: redis.Redis) -> Iterator[Callable[..., Any]]:
+    with in_tasks(shaky) as tasks:
+        yield tasks.make_lock if request.param == "tasks" else partial(Lock, shaky)
+
+
 @pytest.mark.parametrize("token", [None, "chosen"])
 class TestAcquire:
+    @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
     def test_one_lost_reply_is_made_up_for(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+        self, client: redis.Redis, make: Any, proxy: Proxy, token: str | None, kind: str
     ) -> None:
-        lock = Lock(shaky, "shaky")
-        rule = proxy.lose_reply(ACQUIRE)
+        lock = make("shaky")
+        rules = [getattr(proxy, kind)(script) for script in (ACQUIRE, RELEASE)]
         assert lock.acquire(token=token) is True
-        assert rule.left == 0
         assert client.get("shaky") == lock.local.token
         assert lock.owned()
         lock.release()
+        assert not any(rule.left for rule in rules)
         free(client)
 
     @pytest.mark.parametrize("wait", [0, 0.5, None])
     def test_nothing_is_left_behind(
         self,
         client: redis.Redis,
-        shaky: redis.Redis,
+        make: Any,
         proxy: Proxy,
         token: str | None,
         wait: float | None,
         pace: int,
     ) -> None:
         """Both replies are lost, of a lock that never expires."""
-        lock = Lock(shaky, "shaky", blocking_timeout=wait and wait * pace)
+        lock = make("shaky", blocking_timeout=wait and wait * pace)
         proxy.lose_reply(ACQUIRE, times=2)
         with pytest.raises(redis.ConnectionError):
             lock.acquire(token=token)
@@ -139,7 +148,7 @@ class TestAcquire:
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)
         waiter = Background(lambda: lock.acquire(blocking_timeout=0.8 * pace, token=token))
-        until(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: blocked(client))
         lost = proxy.lose_reply(ACQUIRE, times=2)
         client.delete("shaky")
         proxy.cut()
@@ -158,7 +167,7 @@ class TestGrant:
     def test_the_waiter_has_the_lock_for_its_full_lifetime(
         self,
         client: redis.Redis,
-        shaky: redis.Redis,
+        make: Any,
         proxy: Proxy,
         kind: str,
         timeout: float | None,
@@ -168,23 +177,18 @@ class TestGrant:
         """TAKE_GRANT, or its answer, is lost; a short grant must not become a short lock."""
         holder = Lock(client, "shaky", grant_timeout=2 * pace)
         holder.acquire()
-        lock = Lock(shaky, "shaky", timeout=timeout, grant_timeout=2 * pace)
+        lock = make("shaky", timeout=timeout, grant_timeout=2 * pace)
 
-        def wait() -> tuple[bool, bool, float | None]:
+        def wait() -> tuple[bool, bool]:
             acquired = lock.acquire(token=token)
-            hold = lock.local.hold
-            until(lambda: hold.lost or hold.deadline > time.monotonic() + 20)
-            return acquired, lock.lost, lock.ttl()
+            until(lambda: lock.lost or lock.ttl() > 20)
+            return acquired, lock.lost
 
         waiter = Background(wait)
-        until(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: blocked(client))
         getattr(proxy, kind)(TAKE_GRANT)
         holder.release()
-        acquired, lost, ttl = waiter.result()
-        assert acquired
-        assert not lost
-        assert ttl is not None
-        assert ttl > 20
+        assert waiter.result() == (True, False)
 
     def test_nothing_is_left_behind(
         self,
@@ -202,7 +206,7 @@ class TestGrant:
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)
         waiter = Background(lambda: lock.acquire(blocking_timeout=0.5 * pace, token=token))
-        until(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: blocked(client))
         proxy.lose_reply(LEAVE, times=10**6)
         proxy.lose_request(ACQUIRE, times=10**6)
         client.delete("shaky")
@@ -213,77 +217,60 @@ class TestGrant:
 
 
 class TestRelease:
-    def test_one_lost_reply_is_made_up_for(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
-    ) -> None:
-        lock = Lock(shaky, "shaky")
-        lock.acquire()
-        rule = proxy.lose_reply(RELEASE)
-        lock.release()
-        assert rule.left == 0
-        assert lock.local.token is None
-        free(client)
-
-    def test_also_when_it_is_anothers_by_then(
+    def test_one_lost_reply_is_made_up_for_when_it_is_anothers_by_then(
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
     ) -> None:
         lock, other = Lock(shaky, "shaky"), Lock(client, "shaky", timeout=30)
         lock.acquire()
         waiter = Background(lambda: other.acquire() and other.local.token)
-        until(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: blocked(client))
         proxy.lose_reply(RELEASE)
         lock.release()
         token = waiter.result()
         assert client.get("shaky") == token
 
     @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
+    @pytest.mark.parametrize("token", [None, "chosen"])
     def test_what_failed_can_be_done_again(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str
+        self, client: redis.Redis, make: Any, proxy: Proxy, kind: str, token: str | None
     ) -> None:
-        lock = Lock(shaky, "shaky")
-        lock.acquire()
-        token = lock.local.token
+        """And takes nothing from who holds the lock by then, even by the same chosen token."""
+        lock, other = make("shaky"), Lock(client, "shaky", timeout=30)
+        lock.acquire(token=token)
         getattr(proxy, kind)(RELEASE, times=2)
         with pytest.raises(redis.ConnectionError):
             lock.release()
-        assert lock.local.token == token
+        has_run = kind == "lose_reply"
+        assert other.acquire(blocking=False, token=token) == has_run
         lock.release()
         assert lock.local.token is None
+        if has_run:
+            assert other.owned()
+            other.release()
         free(client)
 
-    @pytest.mark.parametrize("token", [None, "chosen"])
-    def test_done_again_it_takes_nothing_from_anybody(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
-    ) -> None:
-        """Not even from who holds the lock by the same chosen token."""
-        lock, other = Lock(shaky, "shaky"), Lock(client, "shaky", timeout=30)
-        lock.acquire(token=token)
-        proxy.lose_reply(RELEASE, times=2)
-        with pytest.raises(redis.ConnectionError):
-            lock.release()
-        assert other.acquire(blocking=False, token=token)
-        lock.release()
-        assert other.owned()
-        other.release()
-
-    def test_the_body_of_with_comes_first(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
-    ) -> None:
-        def fail() -> None:
-            outage.enter_context(proxy.away())
-            raise ZeroDivisionError
-
-        with (
-            ExitStack() as outage,
-            pytest.raises(ZeroDivisionError),
-            Lock(shaky, "shaky", timeout=60),
-        ):
-            fail()
-
-    @pytest.mark.parametrize("kind", ["one", "reentrant", "places", "names", "cache"])
+    @pytest.mark.parametrize(
+        ("kind", "raised"),
+        [
+            *((kind, None) for kind in ("one", "reentrant", "places", "names", "cache")),
+            ("one", ZeroDivisionError),
+        ],
+    )
     def test_the_keeper_releases_what_a_block_could_not(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str
+        self,
+        client: redis.Redis,
+        shaky: redis.Redis,
+        proxy: Proxy,
+        kind: str,
+        raised: type[Exception] | None,
     ) -> None:
+        """What the body of ``with`` has raised comes first."""
+
+        def fail(outage: ExitStack) -> None:
+            outage.enter_context(proxy.away())
+            if raised is not None:
+                raise raised
+
         lock: Any = Lock(shaky, "shaky", timeout=60, reentrant=kind == "reentrant")
         if kind == "places":
             lock = Lock(shaky, "shaky", timeout=60, limit=3)
@@ -293,8 +280,8 @@ class TestRelease:
             cache = RedisCache(f"redis://127.0.0.1:{proxy.port}", {"KEY_PREFIX": "shaky"})
             lock = cache.lock("shaky", timeout=60, on_redis_down="local")
         with ExitStack() as outage:
-            with pytest.raises(redis.ConnectionError), lock:
-                outage.enter_context(proxy.away())
+            with pytest.raises(raised or redis.ConnectionError), lock:
+                fail(outage)
             assert client.keys("*shaky")
             with pytest.raises(LockError):
                 lock.release()
@@ -322,21 +309,6 @@ class TestRelease:
             until(lambda: not deferred_releases())
             own_server.resume()
 
-    def test_the_keeper_releases_what_a_task_could_not(
-        self, client: redis.Redis, proxy: Proxy
-    ) -> None:
-        async def main() -> None:
-            async with redis.asyncio.Redis(port=proxy.port, retry=None) as shaky:
-                lock = AsyncLock(shaky, "shaky", timeout=60)
-                with ExitStack() as outage:
-                    with pytest.raises(redis.ConnectionError):
-                        async with lock:
-                            outage.enter_context(proxy.away())
-                    assert client.exists("shaky")
-                until(lambda: not client.exists("shaky"))
-
-        asyncio.run(main())
-
     def test_the_keeper_of_before_is_not_the_next_holders(
         self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
     ) -> None:
@@ -348,15 +320,6 @@ class TestRelease:
         assert other.acquire(blocking=False)
         until(lambda: lock.lost)
         assert other.owned()
-
-    def test_a_loss_is_still_a_loss(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy
-    ) -> None:
-        lock = Lock(shaky, "shaky", timeout=30)
-        lock.acquire()
-        client.delete("shaky")
-        with pytest.raises(LockNotOwnedError):
-            lock.release()
 
     def test_the_keeper_bears_a_lasting_refusal_as_long_as_the_lock_lives(
         self, own_server: RedisServer
@@ -370,6 +333,21 @@ class TestRelease:
             pass_time(301)
             until(lambda: (hurry(DeferredRelease), not deferred_releases())[1])
 
+    @pytest.mark.parametrize("reply", ["ERR upstream failure", "UNKILLABLE Sorry", "NOPERM No"])
+    def test_what_a_proxy_or_a_script_refuses_is_released_later(
+        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, reply: str
+    ) -> None:
+        locks = [Lock(shaky, "shaky"), Lock(shaky, "places", limit=2), MultiLock(shaky, ["a", "b"])]
+        assert all(lock.acquire(blocking=False) for lock in locks)
+        with proxy.refusing(reply.encode()):
+            for lock in locks:
+                with pytest.raises(redis.ResponseError):
+                    lock.__exit__(None, None, None)
+            refused = proxy.refused
+            hurry_until(lambda: proxy.refused > refused + 8, DeferredRelease)
+        until_released()
+        assert is_free(client, "shaky", "places", "a", "b")
+
 
 class TestReset:
     @pytest.mark.parametrize("token", [None, "chosen"])
@@ -381,7 +359,7 @@ class TestReset:
         holder, waiter = Lock(client, "shaky", **options), Lock(client, "shaky", **options)
         assert holder.acquire(token=token)
         waiting = Background(lambda: waiter.acquire(token=token))
-        until(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: blocked(client))
         held = run_call(client, Call(HELD, holder.keys, ())).value
         late = reset_call(holder.keys, HolderInfo(held), GRANT)
         rule = proxy.lose_reply(RESET)
@@ -465,61 +443,6 @@ async def cancelled(work: Any, proxy: Proxy) -> None:
 
 
 class TestTasks:
-    """The same once for asyncio, which shares the decisions but not the talking."""
-
-    @pytest.mark.parametrize("token", [None, "chosen"])
-    def test_acquire_and_release(
-        self, client: redis.Redis, proxy: Proxy, token: str | None
-    ) -> None:
-        async def main() -> None:
-            async with redis.asyncio.Redis(port=proxy.port) as shaky:
-                lock = AsyncLock(shaky, "shaky")
-                for kind in (proxy.lose_reply, proxy.lose_request):
-                    rules = [kind(ACQUIRE), kind(RELEASE)]
-                    assert await lock.acquire(token=token) is True
-                    assert await lock.owned()
-                    await lock.release()
-                    assert not any(rule.left for rule in rules)
-                    assert not client.exists("shaky")
-                proxy.lose_reply(ACQUIRE, times=2)
-                with pytest.raises(redis.ConnectionError):
-                    await lock.acquire(token=token)
-                await asyncio.to_thread(free, client)
-                assert await lock.acquire(token=token)
-                proxy.lose_reply(RELEASE, times=2)
-                with pytest.raises(redis.ConnectionError):
-                    await lock.release()
-                await lock.release()
-                await asyncio.to_thread(free, client)
-
-        asyncio.run(main())
-
-    @pytest.mark.parametrize("token", [None, "chosen"])
-    @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
-    def test_a_grant(
-        self, client: redis.Redis, proxy: Proxy, token: str | None, kind: str, pace: int
-    ) -> None:
-        holder = Lock(client, "shaky", grant_timeout=2 * pace)
-        holder.acquire()
-
-        async def main() -> tuple[Any, ...]:
-            async with redis.asyncio.Redis(port=proxy.port) as shaky:
-                lock = AsyncLock(shaky, "shaky", grant_timeout=2 * pace)
-                getattr(proxy, kind)(TAKE_GRANT)
-                acquired = await lock.acquire(token=token)
-                hold = lock.local.hold
-                while not hold.lost and hold.deadline < time.monotonic() + 20:
-                    await asyncio.sleep(0.01)
-                return acquired, lock.lost, await lock.ttl()
-
-        waiter = Background(asyncio.run, main())
-        until(lambda: client.info("clients")["blocked_clients"])
-        holder.release()
-        acquired, lost, ttl = waiter.result()
-        assert acquired
-        assert not lost
-        assert ttl > 20
-
     def test_one_that_ends_with_an_error_keeps_no_grant_from_the_next(
         self, client: redis.Redis, redis_server: RedisServer, pace: int
     ) -> None:
@@ -556,7 +479,7 @@ def test_a_connection_that_owes_a_reply_is_read_by_one_thread(
     lock = Lock(shaky, "shaky", timeout=30, thread_local=False, grant_timeout=0.2)
     frozen = proxy.freeze_after_reply(b"BLPOP", b"}:grants")
     waiter = Background(lock.acquire)
-    until(lambda: client.info("clients")["blocked_clients"])
+    until(lambda: blocked(client))
     holder.release()
     assert waiter.result()
     assert frozen.applied.acquire(timeout=60)
@@ -645,28 +568,25 @@ def deliver(held: HeldBack, client: redis.Redis, *keys: str) -> None:
 
 @pytest.mark.parametrize("timeout", [60, None])
 @pytest.mark.parametrize("token", [None, "chosen"])
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_lock_is_free_after_a_late_acquire(
-    client: redis.Redis, proxy: Proxy, late: redis.Redis, timeout: float | None, token: str | None
+    client: redis.Redis,
+    proxy: Proxy,
+    late: redis.Redis,
+    timeout: float | None,
+    token: str | None,
+    asynchronous: bool,
 ) -> None:
-    lock = Lock(late, "late", timeout=timeout)
-    held = proxy.hold_back(ACQUIRE)
-    assert lock.acquire(token=token)
-    lock.release()
-    deliver(held, client, "late")
-
-
-@pytest.mark.parametrize("timeout", [60, None])
-def test_so_it_is_for_tasks(
-    client: redis.Redis, proxy: Proxy, redis_server: RedisServer, timeout: float | None
-) -> None:
-    async def hold() -> HeldBack:
-        async with redis.asyncio.Redis(port=proxy.port, socket_timeout=SECONDS) as late:
-            assert await AsyncLock(late, "before", timeout=30).locked() is False
-            held = proxy.hold_back(ACQUIRE)
-            async with AsyncLock(late, "late", timeout=timeout):
-                return held
-
-    deliver(asyncio.run(hold()), client, "late")
+    """Its connection is given up by a reset: so the system drops what it has not delivered yet."""
+    with in_tasks(late) as tasks:
+        lock = (tasks.make_lock if asynchronous else partial(Lock, late))("late", timeout=timeout)
+        assert not lock.locked()  # It is connected.
+        held = proxy.hold_back(ACQUIRE)
+        assert lock.acquire(token=token)
+        until(lambda: held.resets)
+        assert held.resets == [True]
+        lock.release()
+        deliver(held, client, "late")
 
 
 def test_who_holds_the_lock_by_then_keeps_it(
@@ -689,32 +609,34 @@ def test_a_lost_lock_stays_free(client: redis.Redis, proxy: Proxy, late: redis.R
     deliver(held, client, "late")
 
 
-def test_a_place_is_free(client: redis.Redis, proxy: Proxy, late: redis.Redis) -> None:
-    first = Lock(client, "late", timeout=30, limit=2)
-    assert first.acquire()
-    held = proxy.hold_back(PLACE_ACQUIRE)
-    with Lock(late, "late", timeout=None, limit=2):
-        pass
-    held.deliver()
-    until(lambda: len(first.holders()) == 1)
-    first.release()
-
-
-def test_several_names_are_free(client: redis.Redis, proxy: Proxy, late: redis.Redis) -> None:
-    held = proxy.hold_back(ACQUIRE_ALL)
-    with MultiLock(late, ["{late}1", "{late}2"], timeout=None):
-        pass
-    deliver(held, client, "{late}1", "{late}2")
-
-
-@pytest.mark.parametrize("tries", [1, 2])
-def test_a_vote_is_free(
-    client: redis.Redis, proxy: Proxy, late: redis.Redis, others: list[redis.Redis], tries: int
+@pytest.mark.parametrize(
+    ("kind", "script", "tries"),
+    [("place", PLACE_ACQUIRE, 1), ("names", ACQUIRE_ALL, 1), ("vote", VOTE, 1), ("vote", VOTE, 2)],
+)
+def test_a_part_is_free_after_a_late_acquire(
+    client: redis.Redis,
+    proxy: Proxy,
+    late: redis.Redis,
+    others: list[redis.Redis],
+    kind: str,
+    script: Script,
+    tries: int,
 ) -> None:
-    held = proxy.hold_back(VOTE, times=tries)
-    with Redlock([late, *others], "late", timeout=None, server_timeout=2 * SECONDS):
+    first = Lock(client, "late", timeout=30, limit=2)
+    keys: list[Any] = ["late"]
+    if kind == "place":
+        assert first.acquire()
+        keys = [lock_keys(b"late").at_place(2).lock]
+        lock: Any = Lock(late, "late", timeout=None, limit=2)
+    elif kind == "names":
+        keys = ["{late}1", "{late}2"]
+        lock = MultiLock(late, keys, timeout=None)
+    else:
+        lock = Redlock([late, *others], "late", timeout=None, server_timeout=2 * SECONDS)
+    held = proxy.hold_back(script, times=tries)
+    with lock:
         pass
-    deliver(held, client, "late")
+    deliver(held, client, *keys)
 
 
 def test_a_lock_is_free_after_a_failed_acquire(
@@ -769,24 +691,3 @@ def test_a_lock_that_was_waited_for_is_free(
     holder.release()
     waiter.result()
     deliver(held, client, "late")
-
-
-def test_a_connection_is_given_up_by_a_reset(proxy: Proxy, late: redis.Redis) -> None:
-    """So the system drops what it has not delivered yet."""
-    held = proxy.hold_back(ACQUIRE)
-    with Lock(late, "late", timeout=30):
-        until(lambda: held.resets)
-    assert held.resets == [True]
-
-
-def test_a_task_gives_a_connection_up_by_a_reset(proxy: Proxy) -> None:
-    async def hold() -> list[bool]:
-        async with redis.asyncio.Redis(port=proxy.port, socket_timeout=SECONDS) as late:
-            assert await AsyncLock(late, "before", timeout=30).locked() is False
-            held = proxy.hold_back(ACQUIRE)
-            async with AsyncLock(late, "late", timeout=30):
-                while not held.resets:
-                    await asyncio.sleep(0.01)
-            return held.resets
-
-    assert asyncio.run(asyncio.wait_for(hold(), PATIENCE)) == [True]

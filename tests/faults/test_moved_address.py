@@ -28,6 +28,7 @@ from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import PROMPT
 from tests.support.background import Background
+from tests.support.values import Producer
 
 pytestmark = pytest.mark.invariant("P2")
 
@@ -103,25 +104,31 @@ def take(make: Callable[[], Any]) -> None:
             lock.ensure_held()
 
 
-@caller
-def lock(address: Address) -> Iterator[None]:
-    take(lambda: address.cache.lock("name", blocking_timeout=PATIENCE))
-    yield
-    take(lambda: address.cache.lock("name", blocking=False))
+def taking(name: str, key: Any, **options: Any) -> None:
+    def steps(address: Address) -> Iterator[None]:
+        take(lambda: address.cache.lock(key, blocking_timeout=PATIENCE, **options))
+        yield
+        take(lambda: address.cache.lock(key, blocking=False, **options))
+        expect_nobody_at_the_old(address)
+
+    CALLERS[name] = steps
 
 
-@caller
-def place_of_a_limit(address: Address) -> Iterator[None]:
-    take(lambda: address.cache.lock("name", limit=3, blocking_timeout=PATIENCE))
-    yield
-    take(lambda: address.cache.lock("name", limit=3, blocking=False))
+taking("lock", "name")
+taking("place of a limit", "name", limit=3)
+taking("several names", ["one", "two"])
 
 
-@caller
-def several_names(address: Address) -> Iterator[None]:
-    take(lambda: address.cache.lock(["one", "two"], blocking_timeout=PATIENCE))
-    yield
-    take(lambda: address.cache.lock(["one", "two"], blocking=False))
+def expect_nobody_at_the_old(address: Address) -> None:
+    """One reply ends all connections to the former primary."""
+
+    def clients() -> list[Any]:
+        """Those of this test: not the one that asks, and no replicas and primaries."""
+        listed = address.old.asking.client_list()
+        return [c for c in listed if c["flags"][0] in "NPb" and c["cmd"][:6] != "client"]
+
+    until(lambda: not clients())
+    assert not server_of(address.client).breaker.failing
 
 
 @caller
@@ -214,24 +221,6 @@ def _bytes(name: str | bytes) -> bytes:
 
 
 @caller
-def values(address: Address) -> Iterator[None]:
-    cache = address.cache
-    cache.set("number", 1, 300)
-    cache.get("number")
-    yield
-    assert cache.set("key", "new", 300)
-    assert cache.get("key") == "new"
-    assert cache.incr("number") == 2
-    assert cache.add("added", 1)
-    assert cache.touch("added", 100)
-    assert not cache.set_many({"a": 1, "b": 2})
-    assert cache.get_many(["a", "b"]) == {"a": 1, "b": 2}
-    assert cache.delete_many(["a", "b"]) == 2
-    assert cache.delete("key")
-    assert cache.get("key") is None
-
-
-@caller
 def each_write_alone(address: Address) -> Iterator[None]:
     """With many connections in the pool, all of which lead to the former primary."""
     cache = address.cache
@@ -240,12 +229,13 @@ def each_write_alone(address: Address) -> Iterator[None]:
     until(lambda: address.new.asking.exists(cache.make_key("number")))
     yield
     writes: list[Callable[[], Any]] = [
-        lambda: cache.incr("number"),
+        lambda: cache.incr("number") == 2,
         lambda: cache.set("key", 1),
         lambda: cache.add("added", 1),
         lambda: cache.delete("key"),
         lambda: not cache.set_many({"a": 1}),
         lambda: cache.delete_many(["a"]),
+        lambda: cache.touch("added", 100),
         lambda: cache.expire("added", 100),
         lambda: cache.persist("added"),
     ]
@@ -253,6 +243,7 @@ def each_write_alone(address: Address) -> Iterator[None]:
         old = [_connected_to(pool, address.old) for _ in range(3)]
         del old
         assert write()
+    expect_nobody_at_the_old(address)
 
 
 def _connected_to(pool: Any, server: RedisServer) -> None:
@@ -286,21 +277,16 @@ def stale_reads_end_with_the_first_write(address: Address) -> Iterator[None]:
 def computation(address: Address) -> Iterator[None]:
     cache = address.cache
     cache.get_or_set("warm", lambda: 1, 300)
-    began, go_on = threading.Event(), threading.Event()
-
-    def compute() -> str:
-        began.set()
-        assert go_on.wait(PATIENCE)
-        return "computed"
-
-    leader = Background(lambda: cache.get_or_set("led", compute, 300))
-    assert began.wait(PATIENCE)
+    slow = Producer()
+    slow.finish.clear()
+    leader = Background(cache.get_or_set, "led", slow, 300)
+    assert slow.begun.wait(PATIENCE)
     other = RedisCache(address.url.replace("127.0.0.1", "localhost"), {})  # As another process.
     follower = Background(lambda: other.get_or_set("led", lambda: "twice", 300, wait=PATIENCE))
     until(lambda: address.old.asking.info("clients")["blocked_clients"])
     yield
     until(lambda: (hurry(*_flight_renewals()), follower.done or _blocked(address.new))[1])
-    go_on.set()
+    slow.finish.set()
     assert leader.result() == follower.result() == "computed"
     assert cache.get("led") == "computed"
     assert cache.get_or_set("new", lambda: 1, 300) == 1
@@ -374,29 +360,6 @@ def test_a_caller_follows_its_address(address: Address, name: str) -> None:
     next(steps)
     address.move()
     assert next(steps, None) is None
-
-
-@pytest.mark.parametrize("seen_by", ["lock", "value"])
-def test_one_reply_ends_all_connections_to_the_former_primary(
-    address: Address, seen_by: str
-) -> None:
-    cache = address.cache
-    take(lambda: cache.lock("name"))
-    cache.set("key", 1)
-    address.move()
-    if seen_by == "lock":
-        take(lambda: cache.lock("name", blocking=False))
-    else:
-        cache.set("key", 2)
-    server = server_of(address.client)
-    until(lambda: not _clients_of(address.old))
-    assert not server.breaker.failing
-
-
-def _clients_of(server: RedisServer) -> list[Any]:
-    """Those of this test: not the one that asks, and no replicas and primaries."""
-    listed = server.asking.client_list()
-    return [c for c in listed if c["flags"][0] in "NPb" and c["cmd"][:6] != "client"]
 
 
 # -- a connection that has lost its login ----------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from redis.retry import Retry
 from django_redis_lock import AsyncLock, Lock, MultiLock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking import Renewal, hold
-from django_redis_lock.transport.aio_client import asyncio_client
 from django_redis_lock.transport.circuit_breaker import Breaker, CircuitOpen
 from django_redis_lock.transport.server import server_of
 from tests.holding import hurry_until, outages, settle
@@ -24,6 +24,7 @@ from tests.processes import PATIENCE, in_threads, until, waiting_in
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
+from tests.support.tasks import in_tasks
 
 #: Seconds a call waits for a server that does not answer.
 TIMEOUT = 0.15
@@ -77,55 +78,29 @@ def few(began: float) -> int:
     return 3 + int((time.monotonic() - began) // (PAUSE + TIMEOUT))
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_few_calls_wait_for_a_server_that_is_frozen(
-    own_server: RedisServer, own_client: redis.Redis
+    own_server: RedisServer, own_client: redis.Redis, asynchronous: bool
 ) -> None:
-    lock = Lock(own_client, "faulty", timeout=30)
-    lock.acquire()
-    own_server.pause()
-    began = time.monotonic()
-    waited = waited_for(CALLS, lock.owned)
-    assert 1 <= waited <= few(began)
-    breaker_of(own_client)._open_until += PATIENCE
-    with pytest.raises(CircuitOpen, match="has not answered for"):
-        lock.locked()
-    breaker_of(own_client)._open_until -= PATIENCE
-    address = f"127.0.0.1:{own_server.port}/0"
-    (outage,) = (known for known in outages() if known.server == address)
-    assert outage.spared >= CALLS - waited
-    own_server.resume()
-    until(lambda: answers(lock.owned))
-    assert address not in [known.server for known in outages()]
-    lock.release()
-
-
-def test_few_tasks_wait_for_a_server_that_is_frozen(own_server: RedisServer) -> None:
-    async def main() -> bool:
-        async with redis.asyncio.Redis(
-            port=own_server.port,
-            socket_timeout=TIMEOUT,
-            retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
-        ) as client:
-            lock = client.lock("faulty", timeout=30, lock_class=AsyncLock)
-            await lock.acquire()
-            own_server.pause()
-            waited, began = 0, time.monotonic()
-            for _ in range(CALLS):
-                with pytest.raises(redis.RedisError) as caught:
-                    await lock.owned()
-                waited += not isinstance(caught.value, CircuitOpen)
-            assert 1 <= waited <= few(began)
-            own_server.resume()
-            deadline = time.monotonic() + PATIENCE
-            while breaker_of(client).failing and time.monotonic() < deadline:
-                try:
-                    await lock.owned()
-                except redis.RedisError:
-                    await asyncio.sleep(0.02)
-            await lock.release()
-            return True
-
-    assert asyncio.run(main())
+    with in_tasks(own_client) as tasks:
+        make = tasks.make_lock if asynchronous else partial(Lock, own_client)
+        lock = make("faulty", timeout=30)
+        lock.acquire()
+        own_server.pause()
+        began = time.monotonic()
+        waited = waited_for(CALLS, lock.owned)
+        assert 1 <= waited <= few(began)
+        breaker_of(own_client)._open_until += PATIENCE
+        with pytest.raises(CircuitOpen, match="has not answered for"):
+            lock.locked()
+        breaker_of(own_client)._open_until -= PATIENCE
+        address = f"127.0.0.1:{own_server.port}/0"
+        (outage,) = (known for known in outages() if known.server == address)
+        assert outage.spared >= CALLS - waited
+        own_server.resume()
+        until(lambda: answers(lock.owned))
+        assert address not in [known.server for known in outages()]
+        lock.release()
 
 
 def test_threads_have_their_time_out_where_tasks_were_first(own_server: RedisServer) -> None:
@@ -170,18 +145,11 @@ def test_a_refused_connection_does_not_open_the_breaker(
     lock.release()
 
 
-def test_connections_that_break_at_a_restart_do_not_open_the_breaker(
+def test_a_waiter_lives_through_it_and_a_renewal_ends_it(
     own_server: RedisServer, own_client: redis.Redis
 ) -> None:
-    lock = Lock(own_client, "faulty", timeout=30)
-    in_threads(8, lambda: [lock.locked() for _ in range(20)])
-    own_server.restart()
-    assert in_threads(8, lock.locked) == [False] * 8
-    assert not breaker_of(own_client).failing
-
-
-def test_a_waiter_lives_through_it(own_server: RedisServer, own_client: redis.Redis) -> None:
-    holder = Lock(own_client, "faulty", timeout=30)
+    """The keeper asks on, whoever else is held back, and what it is answered counts for all."""
+    holder = Lock(own_client, "faulty", timeout=60, renew=True)
     holder.acquire()
     waiter = Background(
         lambda: Lock(own_client, "faulty", timeout=30).acquire(blocking_timeout=PATIENCE)
@@ -191,22 +159,11 @@ def test_a_waiter_lives_through_it(own_server: RedisServer, own_client: redis.Re
     own_server.pause()
     hold_back_calls(own_client, holder.owned)
     own_server.resume()
-    until(lambda: answers(holder.owned))
+    hurry_until(lambda: not breaker_of(own_client).failing, Renewal)
+    holder.ensure_held()
     assert not waiter.done
     holder.release()
     assert waiter.result() is True
-
-
-def test_a_holders_renewal_ends_it(own_server: RedisServer, own_client: redis.Redis) -> None:
-    """The keeper asks on, whoever else is held back, and what it is answered counts for all."""
-    holder = Lock(own_client, "faulty", timeout=60, renew=True)
-    holder.acquire()
-    own_server.pause()
-    hold_back_calls(own_client, holder.owned)
-    own_server.resume()
-    hurry_until(lambda: not breaker_of(own_client).failing, Renewal)
-    holder.ensure_held()
-    holder.release()
 
 
 def test_many_renewals_look_together_for_a_server_that_is_lost(own_server: RedisServer) -> None:
@@ -241,38 +198,27 @@ def test_no_release_and_no_extension_is_held_back(
 ) -> None:
     """Redis is back, nobody has noticed yet, and the next attempt is not due yet."""
     others: list[redis.Redis] = []
-    if verb == "redlock":
-        address = own_server.url.rpartition("/")[0]
-        others = [redis.Redis.from_url(f"{address}/{db}") for db in (1, 2)]
-        lock: Any = Redlock([own_client, *others], "faulty", 30)
-    elif verb == "several names":
-        lock = MultiLock(own_client, ["faulty", "as well"], 30)
-    else:
-        lock = Lock(own_client, "faulty", timeout=30, limit=limit)
-
-    async def release_in_a_task() -> None:
-        other = AsyncLock(asyncio_client(own_client), "faulty", 30, limit=limit)
-        other.local.token = lock.local.token
-        await other.release()
-
-    def call() -> None:
-        if verb == "task releases":
-            asyncio.run(release_in_a_task())
-        elif verb == "extend":
-            lock.extend(5)
+    with in_tasks(own_client) as tasks:
+        if verb == "redlock":
+            address = own_server.url.rpartition("/")[0]
+            others = [redis.Redis.from_url(f"{address}/{db}") for db in (1, 2)]
+            lock: Any = Redlock([own_client, *others], "faulty", 30)
+        elif verb == "several names":
+            lock = MultiLock(own_client, ["faulty", "as well"], 30)
         else:
-            lock.release()
-
-    lock.acquire()
-    call()  # The server knows the script then, so there is one reply later, not an error before it.
-    if verb != "extend":
+            make = tasks.make_lock if verb == "task releases" else partial(Lock, own_client)
+            lock = make("faulty", timeout=30, limit=limit)
+        call = partial(lock.extend, 5) if verb == "extend" else lock.release
         lock.acquire()
-    settle()  # What is extended, the keeper looks at.
-    for client in (own_client, *others):
-        hold_back(client)
-    with pytest.raises(CircuitOpen):
-        Lock(own_client, "another", timeout=30).acquire(blocking=False)
-    call()
+        call()  # The server knows the script then: there is one reply later, no error before it.
+        if verb != "extend":
+            lock.acquire()
+        settle()  # What is extended, the keeper looks at.
+        for client in (own_client, *others):
+            hold_back(client)
+        with pytest.raises(CircuitOpen):
+            Lock(own_client, "another", timeout=30).acquire(blocking=False)
+        call()
     assert own_client.exists("faulty") == (verb == "extend")
     assert not breaker_of(own_client).failing
 
@@ -287,32 +233,25 @@ def hold_back(client: redis.Redis) -> None:
 
 @pytest.mark.invariant("C3")
 class TestGetOrSet:
-    def test_few_calls_for_many_values_wait(self, own_server: RedisServer) -> None:
+    @pytest.mark.parametrize("many", [False, True])
+    def test_few_calls_wait(self, own_server: RedisServer, many: bool) -> None:
         cache = cache_of(own_server)
-        own_server.pause()
-        waited, beginning = 0, time.monotonic()
-        for _ in range(CALLS):
-            began = time.monotonic()
-            assert cache.get_or_set_many(["a", "b"], lambda keys: dict.fromkeys(keys, 1)) == {
-                "a": 1,
-                "b": 1,
-            }
-            waited += time.monotonic() - began >= TIMEOUT * 0.9
-        assert waited <= few(beginning)
-        own_server.resume()
 
-    def test_few_calls_wait(self, own_server: RedisServer) -> None:
-        cache = cache_of(own_server)
-        assert cache.get_or_set("report", lambda: 1, 60) == 1
+        def value(number: int) -> Any:
+            if many:
+                return cache.get_or_set_many(["report"], lambda _: {"report": number})["report"]
+            return cache.get_or_set("report", lambda: number, 60)
+
+        assert value(1) == 1
         own_server.pause()
         waited, beginning = 0, time.monotonic()
         for number in range(CALLS):
             began = time.monotonic()
-            assert cache.get_or_set("report", lambda n=number: n, 60) == number
+            assert value(number) == number
             waited += time.monotonic() - began >= TIMEOUT * 0.9
         assert waited <= few(beginning)
         own_server.resume()
-        until(lambda: cache.get_or_set("report", lambda: 2, 60) == 1)
+        until(lambda: value(2) == 1)
 
     def test_the_read_that_looks_whether_redis_is_back_is_brief(
         self, own_server: RedisServer
@@ -343,23 +282,6 @@ class TestGetOrSet:
             return 42
 
         assert in_threads(20, lambda: cache.get_or_set("report", compute, 60)) == [42] * 20
-        assert len(calls) == 1
-
-    def test_so_do_its_tasks(self, own_server: RedisServer) -> None:
-        cache = cache_of(own_server)
-        own_server.kill()
-        calls: list[int] = []
-
-        async def compute() -> int:
-            calls.append(1)
-            await asyncio.sleep(10 * TIMEOUT)
-            return 42
-
-        async def main() -> list[int]:
-            work = (cache.aget_or_set("report", compute, 60) for _ in range(20))
-            return await asyncio.gather(*work)
-
-        assert asyncio.run(main()) == [42] * 20
         assert len(calls) == 1
 
 
@@ -408,41 +330,17 @@ def test_a_retry_of_the_projects_own_is_made(name: str) -> None:
         assert RETRIED[name](cache, cache.lock("report", timeout=30)) in ("there", True)
 
 
-def test_a_retry_of_a_client_is_made(own_server: RedisServer) -> None:
-    retry = Retry(Restarting(own_server), 4)
-    lock = Lock(own_server.client(retry=retry), "report", timeout=30)
-    own_server.stop()
-    assert lock.acquire(blocking=False)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_its_tries_are_held_back_as_all_calls_are(
     own_server: RedisServer, asynchronous: bool
 ) -> None:
     """Also where the first try was on a connection that had been closed."""
     client = own_server.client(socket_timeout=TIMEOUT, retry=Retry(NoBackoff(), 6))
-
-    def freeze() -> None:
-        with own_server.client() as other:
-            other.client_kill_filter(_type="normal", skipme=True)
-            own_server.pause()
-
-    async def in_tasks() -> None:
-        assert await AsyncLock(asyncio_client(client), "report", timeout=30).acquire()
-        freeze()
-        await AsyncLock(asyncio_client(client), "another", timeout=30).acquire(blocking=False)
-
-    def in_a_thread() -> None:
-        assert Lock(client, "report", timeout=30).acquire()
-        freeze()
-        Lock(client, "another", timeout=30).acquire(blocking=False)
-
-    with pytest.raises(CircuitOpen):
-        asyncio.run(in_tasks()) if asynchronous else in_a_thread()
-
-
-def test_without_one_the_error_is_raised_at_once(own_server: RedisServer) -> None:
-    lock = Lock(own_server.client(), "report", timeout=30)
-    own_server.stop()
-    with pytest.raises(redis.ConnectionError):
-        lock.acquire(blocking=False)
+    with in_tasks(client) as tasks, own_server.client() as other:
+        make = tasks.make_lock if asynchronous else partial(Lock, client)
+        assert make("report", timeout=30).acquire()
+        other.client_kill_filter(_type="normal", skipme=True)
+        own_server.pause()
+        with pytest.raises(CircuitOpen):
+            make("another", timeout=30).acquire(blocking=False)
+        own_server.resume()

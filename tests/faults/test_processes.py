@@ -20,11 +20,14 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.lock import PendingReply
-from tests.holding import hurry, watch_often
+from tests.holding import hurry
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.values import blocked
+
+pytestmark = pytest.mark.usefixtures("watched_often")
 
 NAME = "processes"
 
@@ -74,15 +77,6 @@ def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool, pace: int) ->
     answer = pending.read_reply(True)
     lock.release()
     return {"child": status, "answer": "the parent's" if answer else answer}
-
-
-@pytest.fixture(autouse=True)
-def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_often(monkeypatch)
-
-
-def blocked(client: redis.Redis) -> int:
-    return int(client.info("clients")["blocked_clients"])
 
 
 def until_blocked(client: redis.Redis, count: int = 1) -> None:
@@ -221,58 +215,6 @@ class TestInterrupted:
             until(lambda: not blocked(client))
         first.release()
         assert not client.exists(NAME)
-
-    def test_at_the_moment_of_the_grant(
-        self, client: redis.Redis, redis_server: RedisServer
-    ) -> None:
-        """Whatever comes first, the lock is free in the end, and not only after a minute. A grant
-        that was just being read when the signal came is lost until GRANT_TIMEOUT: seldom on a quiet
-        machine, more often on a busy one, which decides when the signal is delivered."""
-        lock = Lock(client, NAME, timeout=60, grant_timeout=2)
-        options = {"timeout": 60, "grant_timeout": 2}
-        lost, rounds = 0, examples(80)
-        with processes(interrupted_again_and_again, redis_server.url, rounds, options) as (waiter,):
-            lock.acquire()
-            waiter.go()
-            for round in range(rounds):
-                assert waiter.hear() == "begins"
-                until_blocked(client)
-                os.kill(waiter.pid, signal.SIGUSR1)
-                time.sleep(round % 10 / 5000)
-                lock.release()
-                # Before it begins again, or it would find the lock free.
-                began = time.monotonic()
-                assert lock.acquire(blocking_timeout=PATIENCE), f"round {round}"
-                lost += time.monotonic() - began > 1.5
-                waiter.say("again")
-            assert waiter.result() > 0
-        lock.release()
-        assert lost <= rounds / 2
-
-
-class Interrupt(BaseException):
-    """From a signal handler."""
-
-
-def interrupted_again_and_again(link: Link, url: str, rounds: int, options: dict[str, Any]) -> int:
-    def interrupt(*_: Any) -> None:
-        raise Interrupt
-
-    interrupted = 0
-    with redis.Redis.from_url(url) as client:
-        for _ in range(rounds):
-            lock = Lock(client, NAME, **options)
-            try:
-                signal.signal(signal.SIGUSR1, interrupt)
-                link.say("begins")
-                with lock:
-                    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            except Interrupt:
-                interrupted += 1
-            finally:
-                signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            assert link.hear() == "again"
-    return interrupted
 
 
 class TestEnding:

@@ -14,10 +14,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redis_lock import Lock
+from django_redis_lock.transport import server_of
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
+from tests.support.values import blocked
 
 
 @pytest.fixture
@@ -51,10 +53,6 @@ def in_background(client: redis.Redis, **options: Any) -> Background:
     waiter = Background(wait)
     until(lambda: places("faulty"))
     return waiter
-
-
-def blocked(client: redis.Redis) -> bool:
-    return bool(client.info("clients")["blocked_clients"])
 
 
 class TestLosingTheData:
@@ -183,9 +181,10 @@ class TestConnections:
         in_threads(8, work)
         lasting_server.restart()
         assert lock.acquire(blocking=False)
-        in_threads(8, lock.owned)
+        assert in_threads(8, lock.owned) == [True] * 8
         lasting_server.restart()
-        assert lock.owned()
+        assert in_threads(8, lock.owned) == [True] * 8
+        assert not server_of(client).breaker.failing
         lasting_server.restart()
         lock.release()
         assert not lock.locked()
@@ -206,25 +205,3 @@ class TestConnections:
         assert not waiter.done
         holder.lock.release()
         assert waiter.result()
-
-
-class TestAway:
-    def test_the_first_caller_gets_the_error(self, own_server: RedisServer) -> None:
-        client = client_of(own_server)
-        own_server.stop()
-        for options in ({"blocking": False}, {"blocking_timeout": PATIENCE}, {}):
-            with pytest.raises(redis.ConnectionError):
-                Lock(client, "faulty", timeout=5, **options).acquire()
-        assert not places("faulty")
-
-    def test_a_waiter_gets_the_error_at_its_deadline(self, own_server: RedisServer) -> None:
-        client = client_of(own_server)
-        holder = Holder(client, timeout=60)
-        waiter = in_background(client, blocking_timeout=1)
-        own_server.stop()
-        with pytest.raises(redis.ConnectionError):
-            waiter.result()
-        assert not places("faulty")
-        own_server.start()
-        with pytest.raises(redis.exceptions.LockNotOwnedError):
-            holder.lock.release()

@@ -14,11 +14,12 @@ from django_redis_lock import Lock, MultiLock
 from django_redis_lock.contrib.several_names import ACQUIRE_ALL
 from tests import lanes
 from tests.faults.proxy import Proxy
-from tests.holding import watch_often
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
-from tests.support.backends import places
 from tests.support.background import Background
+from tests.support.values import blocked
+
+pytestmark = pytest.mark.usefixtures("watched_often")
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -32,17 +33,8 @@ def wait(link: Link, url: str) -> None:
         link.say(lock.fences)
 
 
-@pytest.fixture(autouse=True)
-def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_often(monkeypatch)
-
-
 def several(client: Any, *names: str, **options: Any) -> MultiLock:
     return MultiLock(client, names, lock_class=Lock, **{"timeout": 60, **options})
-
-
-def blocked(client: redis.Redis) -> int:
-    return int(client.info("clients")["blocked_clients"])
 
 
 def hold(link: Link, url: str, names: list[str], options: dict[str, Any]) -> None:
@@ -149,17 +141,6 @@ class TestLostReplies:
             lock.release()
             assert rule.left == 0
         assert not client.exists("a", "b")
-
-
-class TestRedisAway:
-    def test_a_waiter_lives_through_a_restart(self, own_server: RedisServer) -> None:
-        client = own_server.client()
-        holder = Lock(client, "b", timeout=60)
-        holder.acquire()
-        waiter = Background(lambda: several(own_server.client(), "a", "b").acquire())
-        until(lambda: places("b"))
-        own_server.restart()
-        assert waiter.result()
 
 
 def work(link: Link, url: str, number: int) -> int:

@@ -251,6 +251,8 @@ OTHERS = [redis.Redis(port=2), redis.Redis(port=3)]
     ("clients", "error", "text"),
     [
         ("redis://localhost", TypeError, "needs their clients"),
+        (NODE, TypeError, "needs their clients"),
+        ([1, 2, 3], TypeError, "needs a redis-py client"),
         ([NODE, OTHERS[0]], ValueError, "at least 3 of them, not 2"),
         ([NODE, *OTHERS, redis.Redis(port=1, socket_timeout=9)], ValueError, "different ones"),
         ([*OTHERS, Sentinel([("localhost", 4)]).master_for("main")], TypeError, "no Sentinel"),
@@ -261,3 +263,15 @@ def test_what_are_no_independent_servers_is_refused(
 ) -> None:
     with pytest.raises(error, match=text):
         lock(clients, "report", timeout=5)
+
+
+def test_limits_of_a_server_that_make_no_sense() -> None:
+    with Refusals("^server_timeout must be") as refusals:
+        for value in (0, *NO_SECONDS):
+            refusals.expect(value, Redlock, [NODE, *OTHERS], "report", 5, server_timeout=value)
+
+
+def test_numbers_of_replicas_that_make_no_sense() -> None:
+    with Refusals("whole number of 0 or more") as refusals:
+        for value in (-1, True, 1.0, "1", None):
+            refusals.expect(value, Lock, NODE, "report", 5, replicas=value)

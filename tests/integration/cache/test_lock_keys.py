@@ -145,6 +145,19 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def reached(cache: Any, *keys: str) -> list[tuple[Any, ...]]:
+    """The methods that do not refuse one of these keys, and what they do."""
+    found: list[tuple[Any, ...]] = []
+    for key in keys:
+        for name, call in CALLS.items():
+            try:
+                found.append((name, key, call(cache, key)))
+            except Exception as error:
+                if REFUSED not in str(error):
+                    found.append((name, key, error))
+    return found
+
+
 def made(server: RedisServer, kind: str, location: str, **params: Any) -> RedisCache:
     return make(server, **params) if kind == "redis" else LocMemCache(location, params)
 

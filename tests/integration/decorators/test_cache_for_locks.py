@@ -42,9 +42,6 @@ def block() -> bytes:
 @pytest.mark.parametrize("call", [function, lambda: asyncio.run(coroutine()), block])
 def test_locked_takes_its_locks_there(call: Callable[[], bytes]) -> None:
     assert call() == KEY
-
-
-def test_an_alias_that_is_given_wins() -> None:
     with locked("job", using="default") as lock:
         assert lock.keys.lock == b":lock:1:job"
 

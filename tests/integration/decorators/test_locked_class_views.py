@@ -104,12 +104,6 @@ class Page(TemplateView):
     template_name = "reports/base.html"
 
 
-@method_decorator([locked("outer-{slug}"), locked("inner-{slug}")], name="get")
-class Twice(View):
-    def get(self, request: HttpRequest, slug: str) -> HttpResponse:
-        return HttpResponse()
-
-
 def test_method_decorator() -> None:
     view = Page.as_view()
     assert view(request(), slug="a").status_code == 200
@@ -206,19 +200,6 @@ def test_a_coroutine_function_as_on_lost_of_an_asynchronous_view(
     asyncio.run(main())
 
 
-def test_a_coroutine_function_as_on_lost_of_a_synchronous_view_is_refused() -> None:
-    async def on_lost() -> None: ...
-
-    class Page(View):
-        def get(self, request: HttpRequest) -> HttpResponse:
-            return HttpResponse("page")
-
-    view = locked("export", on_lost=on_lost)(Page).as_view()
-    with pytest.raises(TypeError, match="on_lost must be a plain function"):
-        view(request())
-    assert free("export")
-
-
 def test_an_asynchronous_view_whose_mixin_answers_by_itself() -> None:
     """As ``LoginRequiredMixin`` does."""
 
@@ -255,27 +236,21 @@ def answered(on_conflict: Any, made: HttpRequest) -> HttpResponse:
         return view(made)
 
 
-def test_skip() -> None:
+def test_skip_or_raise() -> None:
     answer = answered(skip, request())
     assert (answer.status_code, answer.content) == (204, b"")
     assert answer["Cache-Control"] == "no-store"
-
-
-def test_raise_error() -> None:
     with pytest.raises(LockNotAcquired):
         answered(raise_error, request())
 
 
-def test_redirect_to_a_view_with_a_message() -> None:
+def test_redirect_to_a_view_with_a_message_or_to_a_url() -> None:
     made = request("post")
     made._messages = CookieStorage(made)
     answer = answered(redirect_to("send-invoice", pk=7, message="It is on its way."), made)
     assert (answer.status_code, answer["Location"]) == (303, "/invoices/7/send/")
     assert answer["Cache-Control"] == "no-store"
     assert [str(message) for message in get_messages(made)] == ["It is on its way."]
-
-
-def test_redirect_to_a_url() -> None:
     assert answered(redirect_to("/later/"), request())["Location"] == "/later/"
 
 

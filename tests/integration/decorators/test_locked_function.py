@@ -24,9 +24,9 @@ from django_redis_lock import (
     current_lock,
     locked,
 )
-from django_redis_lock.contention import Conflict, raise_error, redirect_to, respond, skip
+from django_redis_lock.contention import Conflict, redirect_to, respond, skip
 from django_redis_lock.contrib.testing import override
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE
 from tests.support.logs import logged
 
 KEY = ":lock:1:export"
@@ -51,30 +51,6 @@ def test_a_coroutine_function_stays_one() -> None:
     assert not held()
 
 
-def test_only_one_task_runs_it() -> None:
-    @locked("export")
-    async def work(inside: asyncio.Event, leave: asyncio.Event) -> str:
-        inside.set()
-        await leave.wait()
-        return "ran"
-
-    async def main() -> tuple[str, list[Any]]:
-        inside, leave = asyncio.Event(), asyncio.Event()
-        first = asyncio.create_task(work(inside, leave))
-        await inside.wait()
-        others = await asyncio.gather(
-            *(work(inside, leave) for _ in range(3)), return_exceptions=True
-        )
-        leave.set()
-        return await first, others
-
-    ran, others = asyncio.run(main())
-    assert ran == "ran"
-    assert {type(error) for error in others} == {LockNotAcquired}
-    assert {error.lock_name for error in others} == {"export"}
-    assert not held()
-
-
 def test_tasks_wait_without_blocking_the_loop() -> None:
     inside: list[int] = []
 
@@ -92,54 +68,69 @@ def test_tasks_wait_without_blocking_the_loop() -> None:
     assert asyncio.run(main()) == [1] * 20
 
 
-def test_a_task_that_is_cancelled_gives_its_place_up(client: redis.Redis) -> None:
-    @locked("export", blocking=True)
-    async def work() -> None: ...
-
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_task_that_is_cancelled_gives_up_its_place_or_the_lock(
+    client: redis.Redis, waits: bool
+) -> None:
     async def main() -> None:
+        inside = asyncio.Event()
+
+        @locked("export", blocking=True)
+        async def work() -> None:
+            inside.set()
+            await asyncio.Event().wait()
+
         lock = caches["default"].alock("export")
-        async with lock:
-            waiting = asyncio.create_task(work())
-            while not client.info("clients")["blocked_clients"]:
-                await asyncio.sleep(0.01)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert not client.zcard("{:lock:1:export}:waiters")
+        if waits:
+            await lock.acquire()
+        task = asyncio.create_task(work())
+        while not (inside.is_set() or client.info("clients")["blocked_clients"]):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert inside.is_set() is not waits
+        assert not client.zcard("{:lock:1:export}:waiters")
+        if waits:
+            await lock.release()
         assert not await lock.locked()
 
     asyncio.run(main())
 
 
-def test_a_task_that_is_cancelled_at_work_releases() -> None:
-    async def main() -> None:
-        inside = asyncio.Event()
-
-        @locked("export")
-        async def work() -> None:
-            inside.set()
-            await asyncio.Event().wait()
-
-        task = asyncio.create_task(work())
-        await inside.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not await caches["default"].alock("export").locked()
-
-    asyncio.run(main())
+def fail(error: BaseException) -> None:
+    raise error
 
 
-def test_an_exception_passes_and_the_lock_is_released() -> None:
-    error = LookupError("no such invoice")
+async def afail(error: BaseException) -> None:
+    raise error
 
-    @locked("export")
-    async def broken() -> None:
+
+def fail_in_a_block(error: BaseException) -> None:
+    with locked("export"):
         raise error
 
-    with pytest.raises(LookupError) as caught:
-        asyncio.run(broken())
+
+@pytest.mark.parametrize(
+    "call", [locked("export")(fail), async_to_sync(locked("export")(afail)), fail_in_a_block]
+)
+@pytest.mark.parametrize(
+    "error",
+    [
+        LookupError("no such invoice"),
+        OSError("no disk"),
+        redis.ConnectionError("another Redis"),
+        LockNotAcquired("another lock"),
+    ],
+    ids=repr,
+)
+def test_an_exception_passes_and_the_lock_is_released(
+    call: Callable[[Exception], None], error: Exception
+) -> None:
+    with pytest.raises(type(error)) as caught:
+        call(error)
     assert caught.value is error
+    assert caught.value.__cause__ is None
     assert not held()
 
 
@@ -158,26 +149,24 @@ def test_on_conflict_may_be_any_callable(asynchronous: bool) -> None:
         assert asyncio.run(work(1, b=2)) == ("export", (1,), {"b": 2})
 
 
-def test_what_returns_a_coroutine_without_saying_so_is_refused() -> None:
-    """It would run when the lock has been released."""
-
-    @locked("export")
-    def work() -> Any:
-        return export.__wrapped__()
-
-    with pytest.raises(TypeError, match=r"work returned a coroutine, .*: make it a coroutine fun"):
-        work()
-    until(lambda: not held())
-
-
 async def agenerator() -> AsyncIterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize("make", [lambda: (n for n in (1, 2)), agenerator])
-def test_what_returns_a_generator_is_refused(make: Callable[[], Any]) -> None:
-    """It would run when the lock has been released."""
-
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (export.__wrapped__, "a coroutine, .*: make it a coroutine function"),
+        (lambda: (n for n in (1, 2)), "a generator, .*: return a list"),
+        (agenerator, "a generator, .*: return a list"),
+        (contextmanager(lambda: (n for n in (1,))), ".*, which would run after the lock's release"),
+        (asynccontextmanager(agenerator), ".*, which would run after the lock's release"),
+        (lambda: threading.Thread(target=print), ".*, which would run after the lock's release"),
+        (Future, ".*, which would run after the lock's release"),
+    ],
+)
+def test_what_returns_before_its_work_ends_is_refused(make: Callable[[], Any], words: str) -> None:
     @locked("export")
     def work() -> Any:
         return make()
@@ -186,35 +175,10 @@ def test_what_returns_a_generator_is_refused(make: Callable[[], Any]) -> None:
     async def awork() -> Any:
         return make()
 
-    for call in (work, async_to_sync(awork)):
-        with pytest.raises(TypeError, match=r"work returned a generator, .*: return a list"):
+    for call, name in ((work, "work"), (async_to_sync(awork), "awork")):
+        with pytest.raises(TypeError, match=rf"\.{name} returned {words}"):
             call()
-    assert not held()
-
-
-async def started() -> Any:
-    return asyncio.ensure_future(asyncio.sleep(0))
-
-
-#: What other decorators make a function return: a part of it has yet to run.
-LATER: dict[str, Callable[[], Any]] = {
-    "contextmanager": contextmanager(lambda: (n for n in (1,))),
-    "asynccontextmanager": asynccontextmanager(agenerator),
-    "thread": lambda: threading.Thread(target=print),
-    "future": Future,
-    "coroutine": started,
-}
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_what_returns_before_its_work_ends_is_refused(name: str) -> None:
-    @locked("export")
-    def work() -> Any:
-        return LATER[name]()
-
-    with pytest.raises(TypeError, match="would run after the lock's release"):
-        work()
-    assert not held()
+        assert not held()
 
 
 # -- methods -----------------------------------------------------------------------------------
@@ -303,23 +267,13 @@ def test_a_value_instead_of_the_error() -> None:
     async def awork() -> str:
         return "ran"
 
-    assert (work(), asyncio.run(awork())) == (1, "ran")
+    @locked("export", on_conflict=skip)
+    def skipped() -> int:
+        return 2
+
+    assert (work(), asyncio.run(awork()), skipped()) == (1, "ran", 2)
     with caches["default"].lock("export"):
-        assert (work(), asyncio.run(awork())) == (None, 0)
-
-
-@pytest.mark.parametrize("answer", [skip, raise_error])
-def test_ready_made_answers(answer: Any) -> None:
-    @locked("export", on_conflict=answer)
-    def work() -> int:
-        return 1
-
-    with caches["default"].lock("export"):
-        if answer is skip:
-            assert work() is None
-        else:
-            with pytest.raises(LockNotAcquired):
-                work()
+        assert (work(), asyncio.run(awork()), skipped()) == (None, 0, None)
 
 
 @pytest.mark.parametrize("answer", [respond(), redirect_to("home")])
@@ -336,10 +290,13 @@ def test_answers_for_views_need_a_request(answer: Any) -> None:
 
 
 def test_a_with_block() -> None:
-    with locked("export", label="the export") as lock:
+    with locked(key=lambda: "export", label="the export") as lock:
         assert isinstance(lock, Lock)
+        assert 25 < lock.ttl() <= 30
         assert lock.fence
         assert lock.label == "the export"
+        with locked("inner") as inner:
+            assert current_lock() is inner
         assert current_lock() is lock
         assert held()
         with pytest.raises(LockNotAcquired) as caught, locked("export"):
@@ -410,19 +367,6 @@ def test_a_thread_does_not_wait_for_a_lock_of_the_task_it_works_for_nor_the_reve
         assert not held()
 
 
-def test_a_block_that_fails_releases() -> None:
-    error = LookupError()
-    with pytest.raises(LookupError) as caught, locked("export"):
-        raise error
-    assert caught.value is error
-    assert not held()
-
-
-def test_a_name_made_by_a_function() -> None:
-    with locked(key=lambda: "export"):
-        assert held()
-
-
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -456,13 +400,6 @@ def test_outside_there_is_none() -> None:
         pass
     with pytest.raises(LockError, match="no lock is held here"):
         current_lock()
-
-
-def test_the_innermost_counts() -> None:
-    with locked("outer") as outer:
-        with locked("inner") as inner:
-            assert current_lock() is inner
-        assert current_lock() is outer
 
 
 def test_threads_and_tasks_of_the_call_have_it_too() -> None:

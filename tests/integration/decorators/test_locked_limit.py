@@ -1,4 +1,4 @@
-"""``limit=`` where projects write it: ``cache.lock``, ``locked()``, ``run_locked``, tests."""
+"""``limit=`` where projects write it: ``cache.lock``, ``locked()``, ``run_locked``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from django.test import RequestFactory
 
 from django_redis_lock import LockNotAcquired, current_lock, locked
 from django_redis_lock.contention import Conflict
-from django_redis_lock.contrib.testing import override
 
 
 @pytest.fixture(params=["default", "memory"])
@@ -93,14 +92,6 @@ def test_a_view_says_when_to_come_again(using: str) -> None:
     locks[0].release()
     assert view(RequestFactory().get("/")).content == b"done"
     locks[1].release()
-
-
-def test_without_redis_in_tests() -> None:
-    with override():
-        locks = hold("default")
-        assert not caches["default"].lock("export", limit=2).acquire(blocking=False)
-        for lock in locks:
-            lock.release()
 
 
 def test_run_locked(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
 """``locked()``: who gets a response if the lock is taken or Redis is down, and who gets an
-exception; and what is refused because the lock would not protect it."""
+exception."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import redis
 from django.contrib.admin import AdminSite, ModelAdmin
 from django.contrib.admin import action as admin_action
 from django.contrib.auth.models import User
-from django.core.cache import caches
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.urls import path
@@ -25,7 +24,6 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.decorators import action, api_view
 from rest_framework.generics import CreateAPIView
 from rest_framework.permissions import BasePermission
-from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
@@ -103,18 +101,6 @@ class Actions(ViewSet):
 class Permission(BasePermission):
     @locked(NAME)
     def has_permission(self, request: Any, view: Any) -> bool:
-        return True
-
-
-class Skipping(BasePermission):
-    @locked(NAME, on_conflict=skip)
-    def has_permission(self, request: Any, view: Any) -> bool:
-        return True
-
-
-class Throttle(BaseThrottle):
-    @locked(NAME, default=False)
-    def allow_request(self, request: Any, view: Any) -> bool:
         return True
 
 
@@ -196,10 +182,6 @@ class Users(ModelAdmin):
     def can_view(self, request: HttpRequest) -> bool:
         return True
 
-    @locked(NAME)
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        return HttpResponse("ran")
-
     @admin_action(description="Retire")
     @locked(NAME)
     def retire(self, request: HttpRequest, queryset: Any) -> HttpResponse:
@@ -211,9 +193,6 @@ class Users(ModelAdmin):
         index = int(request.POST.get("index", 0))
         call = self.get_actions(request)[data.getlist("action")[index]][0]
         return call(self, request, self.get_queryset(request)) or HttpResponse("nothing")
-
-    def listed(self, request: HttpRequest) -> Any:
-        return self.changelist_view(request)
 
     def check_view(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse("allowed" if self.can_view(request) else "denied")
@@ -236,7 +215,6 @@ urlpatterns = [
     path("action/", Actions.as_view({"get": "report"})),
     path("look/", functools.wraps(users.look)(functools.partial(users.look))),
     path("create/", Created.as_view()),
-    path("list/", users.listed),
     path("actions/", users.visit),
     path("check/", users.check_view),
     path("outer/", outer),
@@ -249,15 +227,13 @@ urlpatterns = [
     path("outer_skip/", outer_skipping),
     path("hook/", Hook.as_view()),
     path("permission/", Checked.as_view(permission_classes=[Permission])),
-    path("skipping/", Checked.as_view(permission_classes=[Skipping])),
-    path("throttle/", Checked.as_view(throttle_classes=[Throttle], permission_classes=[])),
 ]
 VIEWS = [
     *("plain", "async", "partial", "exempt", "handlers", "outside", "decorated", "action"),
     *("look", "mixin", "called", "rest_class"),
 ]
 #: What other code calls with a request.
-CALLED = ["rest", "create", "list", "outer", "hook", "other_view"]
+CALLED = ["rest", "create", "outer", "hook", "other_view"]
 REFUSALS = "django_redis_lock.middleware.RefusalMiddleware"
 
 
@@ -286,11 +262,8 @@ def test_what_is_called_raises_and_the_middleware_answers(name: str) -> None:
         with pytest.raises(LockNotAcquired, match="work is held by"):
             ask()
         with override_settings(MIDDLEWARE=[REFUSALS]):
-            answer, program, browser = (
-                ask(),
-                ask(accept="application/json"),
-                ask(accept="text/html"),
-            )
+            kinds = ({}, {"accept": "application/json"}, {"accept": "text/html"})
+            answer, program, browser = (ask(**kind) for kind in kinds)
     assert {each.status_code for each in (answer, program, browser)} == {409}
     assert {each["Cache-Control"] for each in (answer, program, browser)} == {"no-store"}
     assert program.json()["retry_after"] == int(program["Retry-After"]) >= 1
@@ -300,20 +273,16 @@ def test_what_is_called_raises_and_the_middleware_answers(name: str) -> None:
     )
 
 
-def test_an_asynchronous_site_has_the_same_middleware() -> None:
-    async def ask() -> tuple[int, int]:
-        free = await AsyncClient().get("/aouter/")
-        async with caches["default"].alock(NAME):
-            return free.status_code, (await AsyncClient().get("/aouter/")).status_code
+@override_settings(MIDDLEWARE=[REFUSALS])
+def test_the_middleware_answers_with_the_status_of_the_lock_also_an_asynchronous_site() -> None:
+    async def ask(url: str) -> Any:
+        return await AsyncClient().get(url)
 
-    with override_settings(MIDDLEWARE=[REFUSALS]):
-        assert asyncio.run(ask()) == (200, 409)
-
-
-def test_the_middleware_answers_with_the_status_of_the_lock() -> None:
-    with hold(NAME), override_settings(MIDDLEWARE=[REFUSALS]):
-        answer = Client().get("/outer_busy/")
-    assert (answer.status_code, answer["Retry-After"]) == (423, "7")
+    assert asyncio.run(ask("/aouter/")).status_code == 200
+    with hold(NAME):
+        assert asyncio.run(ask("/aouter/")).status_code == 409
+        for answer in (Client().get("/outer_busy/"), asyncio.run(ask("/outer_busy/"))):
+            assert (answer.status_code, answer["Retry-After"]) == (423, "7")
 
 
 @pytest.mark.parametrize("error", [ValueError, redis.ConnectionError])
@@ -383,8 +352,6 @@ def test_other_methods_of_the_admin_get_no_response() -> None:
         ("permission", LockNotAcquired),
         ("outer_skip", b"denied"),
         ("skip", 204),
-        ("skipping", 403),
-        ("throttle", 429),
     ],
 )
 def test_who_does_not_send_a_response_on_gets_none(name: str, answer: Any) -> None:
@@ -448,21 +415,6 @@ def test_without_a_url(name: str) -> None:
         else:
             with pytest.raises(answer):
                 call()
-
-
-# -- what is refused -----------------------------------------------------------------------------
-
-
-class Queued:
-    """As a task queue makes of a function: a call only sends it."""
-
-    def __call__(self, pk: int) -> None: ...
-
-
-@pytest.mark.parametrize("target", [Queued(), functools.partial(Queued(), 3)])
-def test_what_another_decorator_made_is_refused(target: Any) -> None:
-    with pytest.raises(TypeError, match="directly above the function"):
-        locked(NAME)(target)
 
 
 # -- JSON ----------------------------------------------------------------------------------------
