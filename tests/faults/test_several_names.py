@@ -14,10 +14,12 @@ from django_redis_lock import Lock, MultiLock
 from django_redis_lock.contrib.several_names import ACQUIRE_ALL
 from tests import lanes
 from tests.faults.proxy import Proxy
-from tests.holding import watch_often
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.values import blocked
+
+pytestmark = pytest.mark.usefixtures("watched_often")
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -31,17 +33,8 @@ def wait(link: Link, url: str) -> None:
         link.say(lock.fences)
 
 
-@pytest.fixture(autouse=True)
-def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_often(monkeypatch)
-
-
 def several(client: Any, *names: str, **options: Any) -> MultiLock:
     return MultiLock(client, names, lock_class=Lock, **{"timeout": 60, **options})
-
-
-def blocked(client: redis.Redis) -> int:
-    return int(client.info("clients")["blocked_clients"])
 
 
 def hold(link: Link, url: str, names: list[str], options: dict[str, Any]) -> None:

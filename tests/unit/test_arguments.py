@@ -250,6 +250,9 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"label": 5}, "label must be a str"),
     ({"group": 5}, "group must be a str or None"),
     ({"group": "a\nb"}, "group must have 1 to 200 printable characters"),
+    ({"group": ""}, "group must have 1 to 200 printable characters"),
+    ({"warn_after": 0}, "warn_after must be"),
+    ({"warn_after": "5"}, "warn_after must be"),
     ({"release": "later"}, "release must be"),
     ({"release": "now"}, ""),
     ({"on_conflict": 5}, "on_conflict must be callable"),
@@ -272,6 +275,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("options", "words"), OPTIONS, ids=lambda value: str(value)[:40])
 def test_options_of_locked(options: dict[str, Any], words: str) -> None:
     options = {"key": "a", **options}

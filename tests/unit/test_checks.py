@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from django.core.checks import ERROR, registry, run_checks
+from django.core.checks import ERROR, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.urls import include, path, re_path
@@ -71,21 +71,31 @@ def test_a_project_without_mistakes_has_no_messages() -> None:
     assert messages(include_deployment_checks=False) == []
 
 
-def test_all_checks_have_the_tag() -> None:
-    ours = [c for c in registry.registry.get_checks(True) if "django_redis_lock" in c.__module__]
-    assert len(ours) == 3, "those of each start, the app's own, and those for --deploy"
-    assert all(CHECKS_TAG in check.tags for check in ours)
-
-
 # -- settings ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [None, [], "TIMEOUT=3"])
-def test_what_is_no_dict(settings: Any, value: Any) -> None:
-    settings.DJANGO_REDIS_LOCK = value
-    message = only()
-    assert message.id == "django_redis_lock.E001"
-    assert repr(value) in message.msg
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("configured", "number", "words"),
+    [
+        (None, "E001", "None"),
+        ([], "E001", "[]"),
+        ("TIMEOUT=3", "E001", "'TIMEOUT=3'"),
+        ({"TIMEOUT": None}, "E003", "forever"),
+        ({"TIMEOUT": math.inf}, "E003", "forever"),
+        ({"TIMOUT": 5}, "W001", "'TIMOUT' Did you mean 'TIMEOUT'?"),
+        ({"timeout": 5}, "W001", "'timeout' Did you mean 'TIMEOUT'?"),
+        ({"LOCK_TIMEOUT": 5}, "W001", "'LOCK_TIMEOUT' Did you mean 'TIMEOUT'?"),
+        ({"COLOUR": 5}, "W001", "'COLOUR' The known settings are: BACKGROUND, "),
+        ({5: 5}, "W001", "5 The known settings are: BACKGROUND, "),
+    ],
+)
+def test_settings_that_make_no_sense(
+    settings: Any, configured: Any, number: str, words: str
+) -> None:
+    settings.DJANGO_REDIS_LOCK = configured
+    assert numbers() == [number]
+    assert words in " ".join(f"{only().msg} {only().hint}".replace(".", "").split())
 
 
 @pytest.mark.parametrize(
@@ -108,32 +118,6 @@ def test_a_value_that_cannot_be(settings: Any, cache: Any, name: str, value: Any
     message = only()
     assert message.id == "django_redis_lock.E002"
     assert message.msg.startswith(f"the cache's option LOCK_{name} must be")
-
-
-@pytest.mark.parametrize("value", [None, math.inf])
-def test_a_lifetime_without_end(settings: Any, value: Any) -> None:
-    settings.DJANGO_REDIS_LOCK = {"TIMEOUT": value}
-    message = only()
-    assert message.id == "django_redis_lock.E003"
-    assert "forever" in message.hint
-
-
-@pytest.mark.parametrize(
-    ("key", "hint"),
-    [
-        ("TIMOUT", "Did you mean 'TIMEOUT'?"),
-        ("timeout", "Did you mean 'TIMEOUT'?"),
-        ("LOCK_TIMEOUT", "Did you mean 'TIMEOUT'?"),
-        ("COLOUR", "The known settings are: BACKGROUND, "),
-        (5, "The known settings are: BACKGROUND, "),
-    ],
-)
-def test_a_key_that_is_no_setting(settings: Any, key: Any, hint: str) -> None:
-    settings.DJANGO_REDIS_LOCK = {key: 5}
-    message = only()
-    assert message.id == "django_redis_lock.W001"
-    assert repr(key) in message.msg
-    assert message.hint.startswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -164,58 +148,99 @@ def test_no_cache_that_can_lock(settings: Any) -> None:
     assert "django_redis_lock.cache.RedisCache" in message.hint
 
 
-@pytest.mark.parametrize(("client", "number"), [("ShardClient", "E004"), ("HerdClient", "W004")])
-def test_a_client_that_cannot_do_all(cache: Any, client: str, number: str) -> None:
-    cache({"CLIENT_CLASS": f"django_redis.client.{client}"})
+SHARED = "redis://127.0.0.1:6379/3"
+OTHER: dict[str, Any] = {"BACKEND": "django_redis.cache.RedisCache"}
+AS_TEXT = "redis://127.0.0.1:1/0?decode_responses=True"
+
+
+def keys(function: str) -> dict[str, str]:
+    return {"KEY_FUNCTION": f"tests.key_functions.{function}"}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("options", "config", "number", "words"),
+    [
+        ({"CLIENT_CLASS": "django_redis.client.ShardClient"}, {}, "E004", "ShardClient"),
+        ({"CLIENT_CLASS": "django_redis.client.HerdClient"}, {}, "W004", "HerdClient"),
+        # What django-environ makes of ``unix:///run/redis.sock?db=3``.
+        ({"DB": 3}, {"LOCATION": "unix:///run/redis.sock"}, "W024", "which django-redis ignores"),
+        ({"CONNECTION_POOL_KWARGS": {"decode_responses": True}}, {}, "W019", "decode_responses"),
+        ({}, {"LOCATION": AS_TEXT}, "W019", "decode_responses"),
+        ({}, {"LOCATION": ["redis://h:1/0", "redis://h:2/0?decode_responses=1"]}, "W019", ""),
+        (
+            {"SERIALIZER": "django_redis.serializers.json.JSONSerializer"},
+            {"LOCATION": AS_TEXT},
+            "W019",
+            "",
+        ),
+        ({"LOCK_LOCK_PREFIX": ""}, {}, "W016", 'LOCK_PREFIX is ""'),
+        ({}, keys("hashed"), "W017", ""),
+        ({}, keys("last"), "W017", ""),
+        ({}, keys("unchanged"), "W026", ""),
+        ({}, {"VERSION": "lock:1"}, "W026", ""),
+    ],
+)
+def test_a_cache_that_contradicts_itself(
+    cache: Any, options: dict[str, Any], config: dict[str, Any], number: str, words: str
+) -> None:
+    cache(options, **config)
     message = only()
     assert message.id == f"django_redis_lock.{number}"
-    assert client in message.msg
-
-
-@pytest.mark.parametrize("location", [None, "", []])
-def test_a_cache_without_a_location(cache: Any, settings: Any, location: Any) -> None:
-    cache(LOCATION=location)
-    message = only()
-    assert message.id == "django_redis_lock.W014"
-    assert message.msg == "The cache 'default' has no LOCATION."
-    assert "redis://" in message.hint
-    settings.CACHES["default"]["BACKEND"] = "django_redis_lock.cache.LocMemCache"
-    assert messages() == []
-
-
-def test_a_database_in_the_options(cache: Any) -> None:
-    """What django-environ makes of ``unix:///run/redis.sock?db=3``."""
-    cache({"DB": 3}, LOCATION="unix:///run/redis.sock")
-    message = only()
-    assert message.id == "django_redis_lock.W024"
-    assert "'DB', which django-redis ignores" in message.msg
-    assert "?db=3" in message.hint
+    assert words in message.msg
 
 
 @pytest.mark.parametrize(
-    ("location", "options", "numbers_found"),
+    ("number", "location"),
     [
-        ("redis://127.0.0.1:1/0", {"CONNECTION_POOL_KWARGS": {"decode_responses": True}}, ["W019"]),
-        ("redis://127.0.0.1:1/0?decode_responses=True", {}, ["W019"]),
-        (["redis://h:1/0", "redis://h:2/0?decode_responses=1"], {}, ["W019"]),
-        ("redis://127.0.0.1:1/0", {"CONNECTION_POOL_KWARGS": {"decode_responses": False}}, []),
-        (
-            "redis://127.0.0.1:1/0?decode_responses=True",
-            {"SERIALIZER": "tests.unit.test_checks.Text"},
-            [],
-        ),
-        (
-            "redis://127.0.0.1:1/0?decode_responses=True",
-            {"SERIALIZER": "django_redis.serializers.json.JSONSerializer"},
-            ["W019"],
-        ),
+        *(("W014", location) for location in (None, "", [])),
+        ("E011", "127.0.0.1:6379"),
+        ("E011", "redis:/127.0.0.1:6379/1"),
+        ("E011", "redis://:p@ss:SECRET/word#1@127.0.0.1:6379/1"),
+        ("E011", ["redis://127.0.0.1:6379/1", "replica:6379"]),
     ],
 )
-def test_values_that_come_as_text(
-    cache: Any, location: Any, options: Any, numbers_found: list[str]
+def test_a_location_that_is_none(cache: Any, settings: Any, number: str, location: Any) -> None:
+    cache(LOCATION=location)
+    message = only()
+    assert message.id == f"django_redis_lock.{number}"
+    if number == "W014":
+        assert message.msg == "The cache 'default' has no LOCATION."
+        assert "redis://" in message.hint
+        settings.CACHES["default"]["BACKEND"] = "django_redis_lock.cache.LocMemCache"
+    else:
+        assert message.msg == "The LOCATION of the cache 'default' is no URL."
+        assert "percent-encoded" in message.hint
+        settings.DJANGO_REDIS_CONNECTION_FACTORY = "ours.Factory"
+    assert messages() == []
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("options", "config", "other"),
+    [
+        ({}, {"LOCATION": "redis://:a;b@127.0.0.1/1"}, None),
+        ({}, {"LOCATION": "unix:///run/redis.sock?db=2"}, None),
+        ({}, {"LOCATION": ["rediss://a/0", "redis://b/0"]}, None),
+        ({}, {"VERSION": "locker"}, None),
+        ({"CONNECTION_POOL_KWARGS": {"decode_responses": False}}, {}, None),
+        ({"SERIALIZER": "tests.unit.test_checks.Text"}, {"LOCATION": AS_TEXT}, None),
+        # Another cache that ``clear()`` does not empty.
+        ({}, {"LOCATION": SHARED}, {"LOCATION": "redis://127.0.0.1:6379/4"}),
+        ({}, {"LOCATION": SHARED}, {"LOCATION": "redis://127.0.0.1:6380/3"}),
+        ({}, {"LOCATION": SHARED}, {"LOCATION": "redis://elsewhere:6379/3"}),
+        ({}, {"LOCATION": SHARED}, {"LOCATION": "/var", "BACKEND": "django.core.cache.filebased"}),
+        ({}, {"LOCATION": SHARED}, {}),
+    ],
+)
+def test_caches_that_are_right(
+    settings: Any, cache: Any, options: dict[str, Any], config: dict[str, Any], other: Any
 ) -> None:
-    cache(options, LOCATION=location)
-    assert numbers() == numbers_found
+    cache(options, **config)
+    if other is not None:
+        settings.CACHES = {**settings.CACHES, "pages": {**OTHER, **other}}
+        settings.CELERY_BROKER_URL = "amqp://guest@localhost//"
+    assert messages() == []
 
 
 class Text:
@@ -229,34 +254,6 @@ class Text:
 
     def loads(self, value: str | bytes) -> object:
         return json.loads(value)
-
-
-@pytest.mark.parametrize(
-    "location",
-    [
-        "127.0.0.1:6379",
-        "redis:/127.0.0.1:6379/1",
-        "redis://:p@ss:SECRET/word#1@127.0.0.1:6379/1",
-        ["redis://127.0.0.1:6379/1", "replica:6379"],
-    ],
-)
-def test_a_location_that_is_no_url(cache: Any, settings: Any, location: Any) -> None:
-    cache(LOCATION=location)
-    message = only()
-    assert message.id == "django_redis_lock.E011"
-    assert message.msg == "The LOCATION of the cache 'default' is no URL."
-    assert "percent-encoded" in message.hint
-    settings.DJANGO_REDIS_CONNECTION_FACTORY = "ours.Factory"
-    assert messages() == []
-
-
-@pytest.mark.parametrize(
-    "location",
-    ["redis://:a;b@127.0.0.1/1", "unix:///run/redis.sock?db=2", ["rediss://a/0", "redis://b/0"]],
-)
-def test_locations_that_are_urls(cache: Any, location: Any) -> None:
-    cache(LOCATION=location)
-    assert messages() == []
 
 
 def test_errors_that_are_ignored(settings: Any, cache: Any) -> None:
@@ -345,11 +342,16 @@ def test_a_declared_lock_that_contradicts_itself(
     assert decorated is not work
 
 
-@pytest.mark.parametrize("seconds", [30, 999, 3600, 14_400, 36_000, 86_400, 604_800, 2_592_000])
-def test_a_time_that_is_natural_in_seconds(seconds: float) -> None:
-    decorated = locked("work", timeout=seconds)(work)
+def test_declared_locks_that_are_right() -> None:
+    decorated: list[Any] = [
+        locked(f"of-{seconds}", timeout=seconds)(work)
+        for seconds in (30, 999, 3600, 14_400, 36_000, 86_400, 604_800, 2_592_000)
+    ]
+    # One name twice, with the same settings or by other means.
+    decorated.append(locked("work", timeout=5, exit_code=3)(work))
+    decorated.append(locked("work", timeout=5, blocking=True, label="other")(other_work))
+    decorated.append(locked(key=lambda: "work")(work))
     assert messages() == []
-    assert decorated is not work
 
 
 def test_using_that_names_no_cache_is_reported_once(settings: Any) -> None:
@@ -368,6 +370,12 @@ def test_a_backend_that_cannot_lock_lets_the_site_start(settings: Any, backend: 
     """A laptop or a CI job often has no Redis; the settings of production must have one."""
     backend = f"django.core.cache.backends.{backend}"
     settings.CACHES = {**settings.CACHES, "plain": {"BACKEND": backend, "LOCATION": "table"}}
+    settings.DJANGO_REDIS_LOCK = {"USING": "plain"}
+    message = only()
+    assert message.id == "django_redis_lock.W012"
+    assert message.msg.startswith("DJANGO_REDIS_LOCK: USING: the cache 'plain' cannot lock")
+    assert deploy_errors() == ["E007"]
+    settings.DJANGO_REDIS_LOCK = {}
     decorated = [locked("work", using="plain")(each) for each in (work, other_work)]
     message = only()
     assert message.id == "django_redis_lock.W012"
@@ -377,16 +385,6 @@ def test_a_backend_that_cannot_lock_lets_the_site_start(settings: Any, backend: 
     assert "tests.unit.test_checks.other_work and 1 more" in message.msg
     assert deploy_errors() == ["E005"]
     assert decorated[0] is not work
-
-
-def test_using_with_a_backend_that_cannot_lock_lets_the_site_start(settings: Any) -> None:
-    settings.DJANGO_REDIS_LOCK = {"USING": "plain"}
-    decorated: Callable[[], None] = locked("work")(work)
-    message = only()
-    assert message.id == "django_redis_lock.W012"
-    assert message.msg.startswith("DJANGO_REDIS_LOCK: USING: the cache 'plain' cannot lock")
-    assert deploy_errors() == ["E007"]
-    assert decorated is not work
 
 
 @pytest.mark.parametrize(("using", "number"), [("nope", "E005"), ("plain", "W012")])
@@ -425,14 +423,6 @@ def test_a_name_that_is_used_twice_with_different_settings(
     assert "both name the lock 'work'" in message.msg
     assert words in message.msg
     assert first is not second
-
-
-def test_a_name_may_be_used_twice_with_the_same_settings_or_by_other_means() -> None:
-    first = locked("work", timeout=5, exit_code=3)(work)
-    second = locked("work", timeout=5, blocking=True, label="other")(other_work)
-    by_function = locked(key=lambda: "work")(work)
-    assert messages() == []
-    assert first is not second is not by_function
 
 
 def page(request: object) -> HttpResponse:
@@ -566,9 +556,6 @@ def test_a_lock_above_what_is_stored(settings: Any, place: str) -> None:
 
 # -- what clear() deletes ----------------------------------------------------------------------
 
-SHARED = "redis://127.0.0.1:6379/3"
-OTHER: dict[str, Any] = {"BACKEND": "django_redis.cache.RedisCache"}
-
 
 @pytest.mark.parametrize(
     ("location", "other"),
@@ -597,23 +584,6 @@ def test_another_cache_in_the_database_that_clear_empties(
     )
     cache({"LOCK_CLEAR": "prefix"}, LOCATION=location)
     settings.CACHES = {**settings.CACHES, "pages": {**OTHER, **other}}
-    assert messages() == []
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"LOCATION": "redis://127.0.0.1:6379/4"},
-        {"LOCATION": "redis://127.0.0.1:6380/3"},
-        {"LOCATION": "redis://elsewhere:6379/3"},
-        {"LOCATION": "/var/cache", "BACKEND": "django.core.cache.backends.filebased"},
-        {},
-    ],
-)
-def test_another_cache_elsewhere(settings: Any, cache: Any, other: dict[str, Any]) -> None:
-    cache(LOCATION=SHARED)
-    settings.CACHES = {**settings.CACHES, "pages": {**OTHER, **other}}
-    settings.CELERY_BROKER_URL = "amqp://guest@localhost//"
     assert messages() == []
 
 
@@ -653,27 +623,6 @@ def test_a_key_function_that_clear_cannot_work_with(
     assert "KEY_FUNCTION makes keys that do not show whose they are" in message.msg
     cache({}, KEY_FUNCTION=key_function)
     assert "E009" not in numbers()
-
-
-def test_locks_that_cache_keys_can_reach(cache: Any) -> None:
-    cache({"LOCK_LOCK_PREFIX": ""})
-    assert only().id == "django_redis_lock.W016"
-    assert 'LOCK_PREFIX is ""' in only().msg
-
-
-@pytest.mark.parametrize(
-    ("function", "number"), [("hashed", "W017"), ("last", "W017"), ("unchanged", "W026")]
-)
-def test_key_functions_and_the_keys_of_locks(cache: Any, function: str, number: str) -> None:
-    cache({}, KEY_FUNCTION=f"tests.key_functions.{function}")
-    assert numbers() == [number]
-
-
-def test_a_version_that_is_one_of_locks(cache: Any) -> None:
-    cache({}, VERSION="lock:1")
-    assert only().id == "django_redis_lock.W026"
-    cache({}, VERSION="locker")
-    assert messages() == []
 
 
 @pytest.mark.parametrize("function", [None, "tests.key_functions.hashed"])

@@ -28,6 +28,9 @@ from django_redis_lock.ops.doctor.acl import LOCKS, MORE
 from tests.holding import hurry
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.commands import Run, check, run
+
+__all__ = ["run"]
 
 pytestmark = pytest.mark.usefixtures("nothing_is_declared")
 
@@ -37,20 +40,18 @@ Doctor = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
-def doctor(capfd: Any) -> Doctor:
+def doctor(run: Run) -> Doctor:
     """Exit code, and for each topic of the default cache what was found."""
 
-    def run(*words: str) -> tuple[int, dict[str, Any]]:
-        code: Any = 0
-        try:
-            Command().run_from_argv(["manage.py", "locks", "doctor", "--json", *words])
-        except SystemExit as end:
-            code = end.code
-        document = json.loads(capfd.readouterr().out)
-        findings = document["caches"]["default"]["findings"]
-        return code, {finding["topic"]: finding for finding in findings}
+    def examine() -> tuple[int, dict[str, Any]]:
+        code, out, _ = run("doctor", "--json")
+        document = json.loads(out)
+        (of_cache,) = document["caches"].values()
+        check("doctor", {**document, **of_cache})
+        check("a finding", *of_cache["findings"])
+        return code, {finding["topic"]: finding for finding in of_cache["findings"]}
 
-    return run
+    return examine
 
 
 @pytest.fixture
@@ -100,12 +101,10 @@ def test_the_trial_wants_what_the_sites_locks_want(
     assert "0 of 1 replicas have confirmed" in found["trial"]["text"]
 
 
-def test_what_people_see(capfd: Any, client: redis.Redis, settings: Any) -> None:
+def test_what_people_see(run: Run, client: redis.Redis, settings: Any) -> None:
     settings.DJANGO_REDIS_LOCK = {"TIMOUT": 5}
-    with pytest.raises(SystemExit) as end:
-        Command().run_from_argv(["manage.py", "locks", "doctor"])
-    out = capfd.readouterr().out
-    assert end.value.code == 1
+    code, out, _ = run("doctor")
+    assert code == 1
     assert re.search(r"^default  127\.0\.0\.1:\d+/0$", out, re.MULTILINE)
     assert re.search(r"^  ok       server       (Redis|Valkey) \d", out, re.MULTILINE)
     assert re.search(r"^  warning  settings     W001: DJANGO_REDIS_LOCK has", out, re.MULTILINE)
@@ -347,12 +346,11 @@ def printed(capfd: Any) -> Rules:
 
 def grant(server: RedisServer, rule: str, database: int = 0) -> str:
     """As redis-cli would; returns the address for this user. Counts anew what is called."""
+    address = allow(server, ">secret")
     with server.client() as admin:
-        admin.execute_command("ACL SETUSER", "app", "reset", ">secret")
         admin.execute_command(*rule.split())
-        admin.execute_command("ACL LOG", "RESET")
         admin.execute_command("CONFIG RESETSTAT")
-    return server.url.replace("redis://", "redis://app:secret@").rpartition("/")[0] + f"/{database}"
+    return address.rpartition("/")[0] + f"/{database}"
 
 
 def called(server: RedisServer) -> set[str]:

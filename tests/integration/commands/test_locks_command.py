@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.core.cache import cache, caches
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.test import Client
 from django.utils import translation
 
@@ -28,16 +28,15 @@ from django_redis_lock import Lock
 from django_redis_lock.contrib import metrics
 from django_redis_lock.history import note_call
 from django_redis_lock.locking import hold as holding
-from django_redis_lock.management import actions
 from django_redis_lock.middleware import doing
-from django_redis_lock.ops.held_locks import Truncation, shown_id
+from django_redis_lock.ops.held_locks import shown_id
 from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.identity import hostname
 from django_redis_lock.transport import run as run_call
 from tests.holding import hurry
 from tests.processes import PATIENCE, Link, ManageCommand, processes, until
 from tests.support.admin import PAGE, rows_of, text_of
-from tests.support.commands import Run, held, run, waiting
+from tests.support.commands import Run, check, held, run, waiting
 
 __all__ = ["run"]
 
@@ -75,6 +74,15 @@ def test_the_list(run: Run, client: redis.Redis) -> None:
         waiting(client, nightly),
     ):
         code, out, err = run()
+        found = json.loads(run("--json")[1])
+    check("list", found)
+    check("a lock", *found["locks"])
+    check("a lock's holder", *(lock["holder"] for lock in found["locks"]))
+    first, lock = found["locks"]
+    assert (first["name"], first["holder"]["label"], first["waiters"]) == ("nightly", "report", 1)
+    assert (lock["name"], lock["cache"], lock["key"]) == ("x", "default", ":lock:1:x")
+    assert (lock["ttl"], lock["expires"], lock["waiters"]) == (None, False, 0)
+    assert lock["held_for"] > 0
     by = f"{here()} (report)"
     assert (code, err) == (0, "")
     assert [line.split() for line in without_times(out).splitlines()] == [
@@ -114,6 +122,10 @@ def test_locks_of_other_caches_and_of_none(run: Run, client: redis.Redis, settin
         assert "held in several caches (default, other); say which with --using" in err
         assert "at the key shop:lock:1:import" in run("show", "import", "--using", "other")[1]
         assert "at the key bare" in run("show", "bare")[1]
+    with client.lock(":lock:1:nightly", timeout=60):
+        code, out, _ = run("show", "nightly", "--exit-code")
+    assert code == 1
+    assert "its token names no process, as those of other programs" in out
 
 
 def test_a_name_may_be_the_whole_key_as_log_lines_show_it(run: Run, client: redis.Redis) -> None:
@@ -133,6 +145,7 @@ def test_it_can_be_searched_and_cut(run: Run, client: redis.Redis) -> None:
         last = run("--limit", "1")[1].splitlines()[-1]
         told = "Only 1 of at least 3 locks of the cache default are listed."
         assert last == f"At least 3 locks are held. {told}"
+        check("one of cut", *json.loads(run("--limit", "1", "--json")[1])["cut"])
         said = "No lock matches (3 are held).\n"
         assert run("--older-than", "1h", "--exit-code") == (0, said, "")
         assert run("reset", "nothing-*") == (0, said, "")
@@ -151,12 +164,7 @@ def test_the_help_of_an_action_has_its_options_only(run: Run, action: str) -> No
     # Not what other actions take.
     assert "(list" not in out
     assert "for reset" not in out
-
-
-def test_the_help_names_every_action(run: Run) -> None:
-    code, out, _ = run("--help")
-    assert code == 0
-    assert {"list", "show", "release", "reset", "stats", "doctor"} <= set(out.split())
+    assert {"list", "show", "release", "reset", "stats", "doctor"} <= set(run("--help")[1].split())
 
 
 def test_an_action_can_be_called_from_code(client: redis.Redis) -> None:
@@ -175,16 +183,6 @@ def test_who_reads_only_the_beginning_is_no_failure() -> None:
         examining.stdout.close()
         assert examining.stderr.read() == b""
     assert examining.returncode == 141
-
-
-def test_a_list_for_programs(run: Run, client: redis.Redis) -> None:
-    with held(client, "nightly", label="report", timeout=None):
-        _, out, _ = run("--json")
-    (lock,) = json.loads(out)["locks"]
-    assert (lock["name"], lock["cache"], lock["key"]) == ("nightly", "default", ":lock:1:nightly")
-    assert lock["holder"]["label"] == "report"
-    assert (lock["ttl"], lock["expires"], lock["waiters"]) == (None, False, 0)
-    assert lock["held_for"] > 0
 
 
 def test_values_that_are_being_computed(run: Run, client: redis.Redis) -> None:
@@ -207,34 +205,26 @@ def test_values_that_are_being_computed(run: Run, client: redis.Redis) -> None:
     assert run("show", "slow", "--kind", "computation")[0] == 2
 
 
-def test_a_cache_that_cannot_be_asked(
-    run: Run, client: redis.Redis, settings: Any, tmp_path: Path
+def test_a_cache_that_is_down_is_not_listed_as_empty(
+    run: Run, client: redis.Redis, settings: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     options = {"LOCK_LOCAL_LOCK_FOLDER": str(tmp_path)}  # Other tests may have locks on this host.
     away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0", "OPTIONS": options}
     settings.CACHES = {**settings.CACHES, "away": away}
+    assert run()[:2] == (69, "In the caches that answered: no lock is held.\n")
     with held(client, "nightly"):
         code, out, err = run()
-        assert "nightly" in out
         assert code == 69
+        assert "nightly" in out
+        assert out.endswith("\n\nIn the caches that answered: 1 lock is held.\n")
         assert "The cache away could not be read: " in err
         found = json.loads(run("--json")[1])
+        check("one of failures", *found["failures"])
         assert (found["failures"][0]["alias"], found["local"]) == ("away", [])
     code, _, err = run("show", "x", "--using", "away")
     assert code == 69
     assert "the request to Redis failed: " in err
     assert "Traceback" not in err
-
-
-def test_a_cache_that_is_down_is_not_listed_as_empty(
-    run: Run, client: redis.Redis, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    settings.CACHES = {**settings.CACHES, "away": away}
-    assert run()[:2] == (69, "In the caches that answered: no lock is held.\n")
-    with held(client, "nightly"):
-        out = run()[1]
-        assert out.endswith("\n\nIn the caches that answered: 1 lock is held.\n")
     settings.CACHES = {"default": away}
     for words in ([], ["reset", "*"], ["reset", "*", "--yes"]):
         code, out, err = run(*words)
@@ -265,6 +255,7 @@ def test_a_lock_of_this_host_is_not_free(
         code, out, err = run("--exit-code", "--using", "memory")
         assert (code, out[:37]) == (1, "No lock is held except on this host. ")
         assert err == f"nightly is held on this host: {holder}\n"
+        check("one of local", *json.loads(run("--json", "--using", "memory")[1])["local"])
     assert run("--exit-code", "--using", "memory")[0] == 0
 
 
@@ -294,18 +285,11 @@ def test_names_that_are_not_nice(client: redis.Redis, monkeypatch: pytest.Monkey
 # -- show --------------------------------------------------------------------------------------
 
 
-def test_it_prints_english_in_each_language(run: Run, client: redis.Redis) -> None:
-    """Programs and colleagues read it, too."""
-    with held(client, "nightly"), translation.override("de"):
-        code, out, _ = run("show", "nightly")
-        assert code == 0
-        assert f"{hostname()}, process {os.getpid()}, thread MainThread" in out
-
-
 def test_one_lock(run: Run, client: redis.Redis) -> None:
     with held(client, "nightly", label="report") as nightly, waiting(client, nightly):
         run_call(client, note_call(nightly.keys.lock, "lost", Owner("x"), "it expired"))
-        code, out, _ = run("show", "nightly", "--exit-code")
+        with translation.override("de"):  # Programs and colleagues read it, too.
+            code, out, _ = run("show", "nightly", "--exit-code")
         assert code == 1
         expected = (
             rf"nightly\n  state +held\n  by +{hostname()}, process {os.getpid()}, thread MainThread"
@@ -319,6 +303,10 @@ def test_one_lock(run: Run, client: redis.Redis) -> None:
         )
         assert re.fullmatch(expected, out), out
         document = json.loads(run("show", "--json", "nightly")[1])
+        check("show", document)
+        check("a lock", document["lock"])
+        for part in ("holders", "waiters", "events"):
+            check(f"one of {part}", *document[part])
         assert document["held"] is True
         assert document["lock"]["fence"] == nightly.fence
         assert [waiter["thread"] for waiter in document["waiters"]] == ["next"]
@@ -330,13 +318,6 @@ def test_a_free_lock(run: Run) -> None:
     assert (code, out.split()[:3]) == (0, ["nightly", "state", "free;"])
     assert "there are no recent events of this name: check the spelling" in out
     assert json.loads(run("show", "nightly", "--json")[1])["held"] is False
-
-
-def test_a_lock_of_plain_redis_py_is_found_too(run: Run, client: redis.Redis) -> None:
-    with client.lock(":lock:1:nightly", timeout=60):
-        code, out, _ = run("show", "nightly", "--exit-code")
-    assert code == 1
-    assert "its token names no process, as those of other programs" in out
 
 
 def test_a_key_with_other_data_is_not_said_to_be_free(run: Run, client: redis.Redis) -> None:
@@ -373,17 +354,6 @@ def test_a_release_asks_first(
         assert found == code
         assert "Release it? [y/N] " in out
         assert lock.owned() is (code == 1)
-
-
-def test_without_a_terminal_there_is_no_question(
-    run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", StringIO("y\n"))
-    with held(client, "nightly") as lock:
-        code, _, err = run("release", "nightly")
-        assert code == 2
-        assert "add --yes" in err
-        assert lock.owned()
 
 
 def test_a_lock_that_has_changed_hands_is_left_alone(
@@ -453,6 +423,9 @@ def test_figures(run: Run, client: redis.Redis) -> None:
     assert values[1].split()[:4] == ["report-*", "4", "75%", "1"]
     assert out.endswith("\nIn the last hour, in all processes.\n")
     document = json.loads(run("stats", "--json", "--period", "day")[1])
+    check("stats", document)
+    check("a group", *document["caches"]["default"])
+    check("a distribution", *(document["caches"]["default"][0][of] for of in ("waits", "holds")))
     assert document["period"] == "day"
     figures = {summary["group"]: summary for summary in document["caches"]["default"]}
     assert figures["invoice-*"]["acquisitions"] == 2
@@ -620,79 +593,3 @@ def test_in_a_pipe_a_long_name_is_shortened_in_its_middle(run: Run, client: redi
         assert LONG not in run("reset", "*")[1]
         assert LONG in run("--json")[1]
         assert run("stats", "--wide")[0] == 0
-
-
-# -- for programs -------------------------------------------------------------------------------
-
-
-DOCS = Path(__file__).parents[3] / "docs"
-TEXT = (DOCS / "commands.md").read_text()
-TABLE = TEXT.split("\n## JSON\n")[1].split("\n## ")[0]
-ROWS = re.findall(r"^\| (.*?) \| (.*) \|$", TABLE, re.MULTILINE)
-FIELDS = {of.replace("`", ""): set(re.findall(r"`(\w+)`", told)) for of, told in ROWS}
-#: Of a group the page names two fields more than the other page has attributes, and three less.
-FIGURES = (DOCS / "monitoring.md").read_text().partition("| attribute of a `Summary` |")[2]
-FIRST_CELLS = re.findall(r"^\| ([^|]*) \|", FIGURES.partition("\n\n")[0], re.MULTILINE)
-FIELDS["a group"] ^= set(re.findall(r"`(\w+)`", " ".join(FIRST_CELLS)))
-
-
-def printed(*words: str) -> dict[str, Any]:
-    out = StringIO()
-    with suppress(CommandError):  # Its exit code.
-        call_command("locks", *words, "--json", stdout=out, stderr=StringIO())
-    found: dict[str, Any] = json.loads(out.getvalue())
-    return found
-
-
-def check(of: str, *objects: dict[str, Any]) -> None:
-    assert objects
-    for one in objects:
-        assert set(one) == FIELDS[of], of
-
-
-def test_list_and_show(client: redis.Redis, settings: Any) -> None:
-    with held(client, "nightly") as lock, waiting(client, lock):
-        run_call(client, note_call(lock.keys.lock, "lost", Owner("x"), "it expired"))
-        found = printed("list")
-        shown = printed("show", "nightly")
-    check("list", found)
-    check("show", shown)
-    check("a lock", *found["locks"], shown["lock"])
-    check("a lock's holder", *(lock["holder"] for lock in found["locks"]))
-    for part in ("holders", "waiters", "events"):
-        check(f"one of {part}", *shown[part])
-
-
-def test_what_a_list_does_not_have(
-    client: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    settings.CACHES = {**settings.CACHES, "away": away}
-    asked = actions.held_locks
-
-    def cut(*args: Any, **options: Any) -> Any:
-        result = asked(*args, **options)
-        result.truncations.append(Truncation("default", "lock", 1, 2))
-        result.local.append(("import", "web-1"))
-        return result
-
-    monkeypatch.setattr(actions, "held_locks", cut)
-    found = printed("list")
-    for part in ("cut", "failures", "local"):
-        check(f"one of {part}", *found[part])
-
-
-def test_stats(client: redis.Redis) -> None:
-    with cache.lock("invoice-7"):
-        metrics.flush()
-    found = printed("stats")
-    check("stats", found)
-    check("a group", *found["caches"]["default"])
-    check("a distribution", *(found["caches"]["default"][0][of] for of in ("waits", "holds")))
-
-
-def test_doctor(client: redis.Redis) -> None:
-    found = printed("doctor", "--using", "default")
-    (of_cache,) = found["caches"].values()
-    check("doctor", {**found, **of_cache})
-    check("a finding", *of_cache["findings"])

@@ -30,6 +30,7 @@ from django_redis_lock.management.job import Program
 from tests.holding import hurry
 from tests.processes import PATIENCE, ManageCommand, until
 from tests.redis_server import RedisServer, closed_port
+from tests.support.commands import called
 from tests.support.logs import logged
 
 ROOT = Path(__file__).parents[3]
@@ -48,12 +49,7 @@ def run(*words: str) -> Iterator[ManageCommand]:
 
 def here(capfd: Any, words: Sequence[str]) -> tuple[Any, str, str]:
     """The same in this process: exit code, standard output and error."""
-    code: Any = 0
-    try:
-        Command().run_from_argv(["manage.py", "run_locked", *words])
-    except SystemExit as end:
-        code = end.code
-    return (code, *capfd.readouterr())
+    return called(Command(), capfd, "run_locked", *words)
 
 
 def lock(**options: Any) -> Lock:
@@ -83,7 +79,7 @@ def test_called_from_code_it_passes_streams_and_errors_on() -> None:
     assert caught.value.returncode == 3
 
 
-def test_one_argument_alone_is_a_line_for_the_shell(capfd: Any) -> None:
+def test_a_line_for_the_shell_knows_name_and_fence(capfd: Any) -> None:
     line = "echo $REDIS_LOCK_NAME:$REDIS_LOCK_FENCE | tr : ' '; exit 4"
     code, out, _ = here(capfd, ["job", "--shell", "--", line])
     name, fence = out.split()
@@ -240,13 +236,6 @@ def test_a_signal_ends_the_wait(client: redis.Redis) -> None:
         assert said.splitlines()[-1] == "CommandError: interrupted while waiting"
 
 
-def test_killed_it_blocks_the_next_one_no_longer_than_its_lock_lives(client: redis.Redis) -> None:
-    with run("--timeout", "1", "--", "obey") as running:
-        assert running.stdout.readline().startswith("running")
-        running.kill()
-    until(lambda: not client.exists(KEY))
-
-
 # -- lost --------------------------------------------------------------------------------------
 
 
@@ -314,18 +303,6 @@ def test_a_signal_that_comes_while_a_program_is_being_started_reaches_it_as_it_i
     assert Program(["sleep", "100"], grace=1).run({}, within=1) == 128 + number
 
 
-def test_a_killed_run_takes_its_program_and_that_programs_children_along(
-    client: redis.Redis, pace: int
-) -> None:
-    script = "sleep 100 & echo $!; echo $$; trap : TERM; while :; do sleep 0.1; done"
-    with run("--timeout", f"{2 * pace}", "--grace", "0.3", "--shell", "--", script) as running:
-        pids = [int(running.stdout.readline()) for _ in range(2)]
-        assert not any(gone(pid) for pid in pids)
-        running.kill()
-        until(lambda: all(gone(pid) for pid in pids))
-    until(lambda: not client.exists(KEY))
-
-
 def test_a_program_never_outlives_its_run_however_early_that_is_killed(
     client: redis.Redis,
 ) -> None:
@@ -334,15 +311,6 @@ def test_a_program_never_outlives_its_run_however_early_that_is_killed(
         pid = int(running.stdout.readline())
         until(lambda: gone(pid))
     until(lambda: not client.exists(KEY))
-
-
-def test_a_program_whose_lock_is_lost_is_ended_with_its_children() -> None:
-    script = "sh -c 'trap : TERM; while :; do sleep 0.1; done' & echo $!; wait"
-    with run("--timeout", "3", "--grace", "0.3", "--shell", "--", script) as running:
-        child = int(running.stdout.readline())
-        assert lock().reset()
-        assert running.end()[0] == 76
-        until(lambda: gone(child))
 
 
 def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:

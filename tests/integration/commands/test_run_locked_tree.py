@@ -175,6 +175,7 @@ def test_run_locked_waits_for_all(client: redis.Redis, stack: ExitStack, end: st
     else:
         run.command.kill()
         until(lambda: not left(run.token))
+        until(lambda: not client.exists(":lock:1:tree"))
     assert not left(run.token)
 
 

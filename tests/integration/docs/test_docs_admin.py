@@ -97,8 +97,9 @@ def test_a_release(silent: None) -> None:
     call_command("locks", "release", "nightly-report", "--yes", stdout=found, no_color=True)
     assert found.getvalue().splitlines()[-1] == shown[-1].replace("import", "nightly-report")
     unanswered = pytest.raises(CommandError, match="no terminal to ask for confirmation: add --yes")
-    with cache.lock("import"), unanswered:
+    with cache.lock("import"), unanswered as refusal:
         call_command("locks", "release", "import", stdout=found)
+    assert refusal.value.returncode == 2
 
 
 def test_a_name_that_was_never_used(client: redis.Redis) -> None:

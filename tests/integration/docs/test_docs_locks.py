@@ -23,11 +23,9 @@ from django.test import RequestFactory
 import django_redis_lock
 from django_redis_lock import (
     Lock,
-    LockError,
     LockNotAcquired,
     Redlock,
     contention,
-    current_lock,
     locked,
 )
 from django_redis_lock.cache import RedisCache
@@ -389,8 +387,3 @@ def test_every_ready_made_answer_is_there() -> None:
     answers = set(contention.__all__) - {"Conflict", "OnConflict", "request_of", "unavailable"}
     table = ONE_AT_A_TIME.partition("| `on_conflict=` | |")[2].partition("```")[0]
     assert set(re.findall(r"^\| `(\w+)", table, re.MULTILINE)) == answers
-
-
-def test_outside_there_is_no_current_lock() -> None:
-    with pytest.raises(LockError):
-        current_lock()

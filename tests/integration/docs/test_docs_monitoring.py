@@ -87,34 +87,6 @@ def test_all_loggers_are_there() -> None:
     assert sorted(shown) == sorted(loggers())
 
 
-#: Calls on a logger, and the levels that the page names.
-LEVELS = {"warning": "WARNING", "error": "ERROR", "exception": "ERROR"}
-
-
-def levels() -> dict[str, set[str]]:
-    """By logger, the levels from WARNING on at which the package logs."""
-    found: dict[str, set[str]] = {}
-    for path in Path(django_redis_lock.__file__).parent.rglob("*.py"):
-        source = path.read_text()
-        made = r'^(\w*logger) = (?:logging\.)?get_?[lL]ogger\("([^"]+)"\)'
-        for variable, name in re.findall(made, source, re.MULTILINE):
-            calls = re.findall(rf"\b{variable}\.(warning|error|exception)\(", source)
-            found.setdefault(name, set()).update(LEVELS[call] for call in calls)
-    return found
-
-
-def test_all_levels_are_there() -> None:
-    shown = {quoted(row[0])[0]: " ".join(row[1:]) for row in rows(section("The log"))}
-    missing = {
-        name: level
-        for name, of_it in levels().items()
-        for level in of_it
-        if level not in shown.get(name, level)
-    }
-    assert missing == {}
-    assert levels()["django_redis_lock.outage"] == {"WARNING", "ERROR"}
-
-
 def test_all_signals_are_there_with_their_arguments() -> None:
     shown = {quoted(row[0])[0]: row[2] for row in rows(section("Signals"))}
     assert set(shown) == {name for name, each in vars(signals).items() if isinstance(each, Signal)}

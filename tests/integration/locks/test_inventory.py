@@ -38,17 +38,13 @@ from django_redis_lock.protocol.holder_scripts import CLOCK
 from django_redis_lock.protocol.holders import Owner
 from django_redis_lock.protocol.identity import fingerprint, new_token, process_id
 from django_redis_lock.protocol.keys import (
-    FLIGHTS,
     INDEX,
     LAST_FENCE,
     events_key,
-    flight_key,
     lock_keys,
     process_key,
 )
 from django_redis_lock.protocol.script import Call
-from django_redis_lock.singleflight import Flight, Producer, ThreadRunner
-from django_redis_lock.singleflight.flight import FlightRenewal, Leader
 from django_redis_lock.transport.server import run, server_of
 from tests.events import recording_events
 from tests.holding import hurry, renew, settle, table_of
@@ -330,21 +326,6 @@ def test_a_computation_is_listed_until_it_is_over(
     done.set()
     until(lambda: not list_held(client, b"", kind=FLIGHT).locks)
     assert list_held(client, b"").locks == ()
-
-
-def test_a_computation_whose_leader_died_leaves_the_list(client: redis.Redis) -> None:
-    producer = Producer(lambda: None, bytes, bytes, 0)
-    leader = Leader(Flight(ThreadRunner(client), 0.2, producer, b"k"), [b"k", b"l"])
-    flight = FlightRenewal(leader, b"k")
-    client.set(flight_key(b"k"), leader.token, px=200)
-    keeper().add(flight)
-    until(lambda: list_held(client, b"", kind=FLIGHT).locks)
-    keeper().discard(flight)
-    until(lambda: not list_held(client, b"", kind=FLIGHT).locks)
-    client.set(flight_key(b"l"), leader.token, px=200)
-    keeper().add(later := FlightRenewal(leader, b"l"))
-    until(lambda: client.zrange(FLIGHTS, 0, -1) == [b"l"])
-    keeper().discard(later)
 
 
 def test_a_computation_that_is_ended(client: redis.Redis, computing: Any) -> None:

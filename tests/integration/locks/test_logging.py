@@ -99,12 +99,6 @@ def test_what_is_said_cannot_break_out_of_its_line(cache: RedisCache, warned: An
     assert "b\\nFORGED" in said
 
 
-@pytest.mark.parametrize("value", [0, -1, "5", True])
-def test_a_warning_after_no_time_makes_no_sense(cache: RedisCache, value: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="warn_after must be a number of seconds"):
-        cache.lock("import", warn_after=value)
-
-
 def test_records_have_fields_for_structured_logs(
     cache: RedisCache, caplog: pytest.LogCaptureFixture
 ) -> None:

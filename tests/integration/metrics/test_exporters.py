@@ -490,6 +490,8 @@ def test_the_wait_of_a_follower_is_linked_to_the_computation(
     led_by = (computation.context.trace_id, computation.context.span_id)
     assert links == [led_by]
     [wait] = exported.of("cache wait")
+    assert wait.name == "cache wait report"
+    assert wait.end_time > wait.start_time
     assert [(link.context.trace_id, link.context.span_id) for link in wait.links] == [led_by]
 
 
@@ -599,16 +601,3 @@ def test_a_cancelled_computation_leaves_no_span_open(cache: RedisCache, exported
 
     asyncio.run(main())
     assert [span.name for span in exported.of("compute")] == ["compute report"]
-
-
-def test_a_span_of_the_wait_for_another_computation(
-    cache: RedisCache, client: redis.Redis, exported: Exported
-) -> None:
-    elsewhere(client)
-    asking = Asking(cache.get_or_set, "report", Producer())
-    until(lambda: blocked(client))
-    lands_elsewhere(client, 5)
-    assert asking.found() == 5
-    [wait] = exported.of("cache wait")
-    assert wait.name == "cache wait report"
-    assert wait.end_time > wait.start_time

@@ -14,7 +14,7 @@ import redis
 from celery.signals import worker_process_shutdown
 from django.core.cache import caches
 
-from django_redis_lock import Lock, locked
+from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib import metrics
 from django_redis_lock.contrib.metrics import collecting, figures
@@ -325,14 +325,3 @@ def test_behind_sentinels(sentinel_servers: SentinelServers) -> None:
         pass
     metrics.flush()
     assert list(read(client, "", "hour")) == ["one"]
-
-
-# -- which figures belong to what is held --------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options", [{"group": ""}, {"group": 5}, {"warn_after": 0}, {"warn_after": "5"}]
-)
-def test_options_of_locked_that_make_no_sense(options: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"(group|warn_after) must"):
-        locked("name", **options)
