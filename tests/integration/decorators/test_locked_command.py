@@ -25,7 +25,6 @@ from django_redis_lock.protocol.identity import hostname
 from tests.holding import hold, hurry
 from tests.processes import Link, in_threads, processes, until
 from tests.redis_server import RedisServer
-from tests.support.logs import logged
 
 OWNER = b"{:lock:1:nightly}:owner"
 
@@ -413,18 +412,6 @@ def test_a_mistake_is_no_outage() -> None:
     with locked("nightly"), pytest.raises(LockError, match="would wait for itself"):
         call_command(command)
     assert not command.runs
-
-
-def test_a_command_that_runs_without_redis_is_logged(
-    away: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    default = {**settings.CACHES["default"], "OPTIONS": {"LOCK_ON_REDIS_DOWN": "run"}}
-    settings.CACHES = {"default": default}
-    command = Nightly()
-    call_command(command)
-    assert command.runs == 1
-    (message,) = logged(caplog, "outage", "the lock :lock:1:nightly")
-    assert message.startswith("Redis is down; the lock :lock:1:nightly is skipped")
 
 
 def test_it_waits_for_redis_if_asked_to(away: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:

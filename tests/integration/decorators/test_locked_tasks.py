@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery, shared_task
-from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Retry
 from django.core.cache import caches
 from django.views import View
 
 from django_redis_lock import LockNotAcquired, locked
 from django_redis_lock.contention import retry_task, skip
-from tests.processes import PATIENCE, Link, processes
 
 app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
 
@@ -158,41 +155,6 @@ def test_a_shared_task_is_refused_from_outside() -> None:
         @locked("send")
         @shared_task
         def share() -> None: ...
-
-
-def work(link: Link) -> None:
-    """A worker that does one task, and is killed then: it would take its time to end."""
-
-    @app.task(name="slow")
-    @locked("slow")
-    def slow() -> str:
-        link.say("at work")
-        link.hear()
-        return "done"
-
-    with start_worker(app, perform_ping_check=False, pool="solo", loglevel="CRITICAL"):
-        link.say("started")
-        link.hear()
-        result = slow.delay()
-        try:
-            link.say(result.get(timeout=PATIENCE, interval=0.01))
-        except LockNotAcquired as error:
-            link.say(str(error))
-        link.hear()
-
-
-@pytest.mark.sample(0)
-def test_two_workers_do_not_run_it_at_once(client: redis.Redis) -> None:
-    with processes(work, count=2) as crew:
-        crew.go()
-        assert [worker.hear() for worker in crew] == ["started", "started"]
-        first, second = crew
-        first.say("begin")
-        assert first.hear() == "at work"
-        second.say("begin")
-        assert second.hear().startswith("slow is held by")
-        first.say("finish")
-        assert first.hear() == "done"
 
 
 # -- Django's ----------------------------------------------------------------------------------
