@@ -308,7 +308,7 @@ RETRIED: dict[str, Callable[[Any, Any], Any]] = {
     "get_or_set": lambda cache, lock: cache.get_or_set("report", str, 60),
     "acquire": lambda cache, lock: lock.acquire(blocking=False),
     "acquire, waiting": lambda cache, lock: lock.acquire(blocking_timeout=PATIENCE),
-    "aget": lambda cache, lock: asyncio.run(in_a_task(lambda: cache.aget("report"))),
+    "aget": lambda cache, lock: asyncio.run(cache.aget("report")),
     "aacquire": lambda cache, lock: asyncio.run(
         in_a_task(lambda: cache.alock("report", timeout=30).acquire(blocking=False))
     ),
