@@ -26,18 +26,13 @@ from django_redis_lock.cache import LocMemCache, RedisCache
 from tests.lanes import examples
 from tests.redis_server import RedisServer
 
-pytestmark = pytest.mark.invariant("S6")
+pytestmark = [pytest.mark.invariant("S6"), pytest.mark.on_redis]
 
 REFUSED = "no name for a"
 
 
 def make(server: RedisServer, **params: Any) -> RedisCache:
     return RedisCache(server.url, params)
-
-
-@pytest.fixture
-def cache(redis_server: RedisServer) -> RedisCache:
-    return make(redis_server)
 
 
 def one() -> int:
