@@ -106,6 +106,12 @@ def test_two_requests_for_one_value_do_not_mix(recorded: Any) -> None:
         assert not row["stale"]
 
 
+def test_two_tasks_do_not_mix(recorded: Any) -> None:
+    for name, found in zip(("one", "two"), recorded["two tasks"], strict=True):
+        assert names_and_results(found["locks"]) == [(name, "acquired")]
+        assert names_and_results(found["computations"]) == [(f"value of {name}", "computed")]
+
+
 def test_a_hit(recorded: Any) -> None:
     found = recorded["hit"]
     assert found == {
