@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import email
-import os
 import re
 import runpy
 import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.python import python
 
 ROOT = Path(__file__).parents[2]
 #: Where nothing of the distribution is, and what a build would leave behind in the source tree.
@@ -26,7 +25,7 @@ def build(what: str, source: Path, into: Path) -> Path:
     """Build ``what`` ("sdist" or "wheel") from ``source`` with the setuptools installed here."""
     into.mkdir()
     code = f"from setuptools.build_meta import build_{what} as build; build({str(into)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    python("-c", code, cwd=source)
     (built,) = into.iterdir()
     return built
 
@@ -101,20 +100,8 @@ with cache.lock("import") as lock:
 def test_what_is_installed_from_the_wheel_works(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     place = tmp_path / "site"
     install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile")
-    subprocess.run(
-        [sys.executable, *install, "--target", str(place), str(wheel.filename)], check=True
-    )
-    environment = {**os.environ, "PYTHONPATH": str(place)}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", SMOKE, str(place)],
-        cwd=tmp_path,
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    python(*install, "--target", place, str(wheel.filename))
+    done = python("-c", SMOKE, place, cwd=tmp_path, PYTHONPATH=place)
     assert "1 lock is held" in done.stdout
 
 

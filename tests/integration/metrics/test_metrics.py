@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +23,7 @@ from tests.holding import outages
 from tests.processes import WHOLE_END, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
+from tests.support.python import python
 from tests.support.values import Asking, Broken, Producer, slow, waiting_in_memory
 
 __all__ = ["slow"]
@@ -165,12 +163,8 @@ if child:
 
 def test_the_figures_of_several_processes_add_up(client: redis.Redis) -> None:
     # They write as they end.
-    subprocess.run(
-        [sys.executable, "-c", IN_TWO_PROCESSES],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, **WHOLE_END},
-        check=True,
-    )
+    settings = os.environ["DJANGO_SETTINGS_MODULE"]
+    python("-c", IN_TWO_PROCESSES, DJANGO_SETTINGS_MODULE=settings, **WHOLE_END)
     found = metrics.summary(group="import")
     assert found.acquisitions == found.holds.count == 100
 
