@@ -29,6 +29,7 @@ from tests.processes import PATIENCE, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places as waiting
 from tests.support.background import Background
+from tests.support.interrupts import Interrupt
 
 pytestmark = [pytest.mark.invariant("S7"), pytest.mark.usefixtures("watched_often")]
 
@@ -202,10 +203,6 @@ def test_what_a_holder_sends_is_done_once(
 
 
 # -- a waiter with a smaller limit gets a place above it, and is interrupted ---------------------
-
-
-class Interrupt(BaseException):
-    """From a signal handler."""
 
 
 @pytest.mark.parametrize("limit", [1, 2])

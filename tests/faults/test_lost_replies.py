@@ -32,8 +32,6 @@ from django_redis_lock.contrib.redlock.votes import VOTE
 from django_redis_lock.contrib.several_names import ACQUIRE_ALL
 from django_redis_lock.keeper import DeferredRelease
 from django_redis_lock.locking import Renewal, waiting
-from django_redis_lock.locking import lock as threads
-from django_redis_lock.locking.lock import PendingReply
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.holder_scripts import HELD, RESET, reset_call
 from django_redis_lock.protocol.holders import HolderInfo
@@ -493,40 +491,6 @@ def test_a_connection_that_owes_a_reply_is_read_by_one_thread(
     proxy._flows.set()
     assert all(caller.result() for caller in callers)
     assert all(each.owned() for each in others)
-
-
-def test_an_answer_that_is_held_up_costs_other_servers_nothing(
-    client: redis.Redis,
-    shaky: redis.Redis,
-    proxy: Proxy,
-    own_server: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The keeper does not wait for whoever is just reading it."""
-
-    def held_up(*args: Any) -> PendingReply:
-        proxy._flows.clear()
-        return PendingReply(*args)
-
-    monkeypatch.setattr(threads, "PendingReply", held_up)
-    holder = Lock(client, "shaky", timeout=30)
-    holder.acquire()
-    lock = Lock(shaky, "shaky", timeout=30, thread_local=False)
-    waiter = Background(lock.acquire)
-    until(lambda: client.exists("{shaky}:waiters"))
-    holder.release()
-    assert waiter.result()
-    reader = Background(lambda: Lock(shaky, "another", timeout=30).acquire(blocking=False))
-    with own_server.client() as other:
-        elsewhere = Lock(other, "elsewhere", timeout=60, renew=True)
-        elsewhere.acquire()
-        for _ in range(2):
-            renew(other, "elsewhere")
-        assert not elsewhere.lost
-        assert not reader.done
-        elsewhere.release()
-    proxy._flows.set()
-    reader.result()
 
 
 # -- requests that come late --------------------------------------------------------------------

@@ -91,22 +91,18 @@ def waits(memory: Memory) -> bool:
 
 
 @kinds
-def test_a_renewed_lock_is_kept(memory: Memory, make: Callable[..., Any]) -> None:
-    with make(memory, timeout=60, renew=True) as lock:
+@pytest.mark.parametrize("renew_it", [True, False])
+def test_a_lock_is_kept_and_its_holder_described(
+    memory: Memory, make: Callable[..., Any], renew_it: bool
+) -> None:
+    with make(memory, timeout=60, renew=renew_it, label="for people") as lock:
         memory.is_used_up()
-        for _ in range(4):
+        for _ in range(4 if renew_it else 0):
             renew(memory.client, NAME)
-        lock.ensure_held()
-        assert lock.owned()
-
-
-@kinds
-def test_the_holder_is_described_all_the_same(memory: Memory, make: Callable[..., Any]) -> None:
-    """Also if there is nothing to renew."""
-    with make(memory, timeout=30, label="for people") as lock:
-        memory.is_used_up()
         until(lambda: lock.holder().label)
         assert lock.holder().label == "for people"
+        lock.ensure_held()
+        assert lock.owned()
 
 
 @kinds

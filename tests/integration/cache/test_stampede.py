@@ -14,7 +14,8 @@ from django_redis_lock.singleflight import flight
 from tests import lanes
 from tests.processes import PATIENCE, Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
-from tests.support.values import KEY, Broken, blocked
+from tests.support.background import Background
+from tests.support.values import KEY, Broken, Producer, blocked, make
 
 pytestmark = pytest.mark.invariant("C1")
 
@@ -176,16 +177,32 @@ def test_a_computation_longer_than_its_flight_is_one_computation(
     with processes(ask, redis_server.url, 1, options, True, count=3) as crew:
         crew.go()
         leader = leader_of(crew)
-        token = client.get(flight_key(KEY))
-        # More renewals than a lifetime needs.
-        for _ in range(5):
-            left = client.pttl(flight_key(KEY))
-            until(lambda at=left: at - client.pttl(flight_key(KEY)) > 50)
-            left = client.pttl(flight_key(KEY))
-            until(lambda at=left: client.pttl(flight_key(KEY)) > at)
-        assert client.get(flight_key(KEY)) == token
+        see_renewals(client)
         leader.say("the report")
         assert crew.results() == [["the report"]] * 3
+
+
+def see_renewals(client: redis.Redis) -> None:
+    """More of them than a lifetime needs."""
+    token = client.get(flight_key(KEY))
+    for _ in range(5):
+        left = client.pttl(flight_key(KEY))
+        until(lambda at=left: at - client.pttl(flight_key(KEY)) > 50)
+        left = client.pttl(flight_key(KEY))
+        until(lambda at=left: client.pttl(flight_key(KEY)) > at)
+    assert client.get(flight_key(KEY)) == token
+
+
+def test_a_refresh_longer_than_its_flight_keeps_it(
+    redis_server: RedisServer, client: redis.Redis, pace: int
+) -> None:
+    cache, anew = make(redis_server, LOCK_FLIGHT_TIMEOUT=1.5 * pace), Producer("anew")
+    anew.finish.clear()
+    refresh = Background(lambda: cache.compute("report", anew, 60))
+    anew.begun.wait()
+    see_renewals(client)
+    anew.finish.set()
+    assert refresh.result() == cache.get("report") == "anew"
 
 
 @pytest.mark.parametrize("is_first", ["leader", "hasty"])
