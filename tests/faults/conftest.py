@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from tests.faults.proxy import Proxy
+from tests.holding import watch_often
 from tests.redis_server import RedisServer
 
 
@@ -22,3 +23,8 @@ def shaky(proxy: Proxy) -> Iterator[redis.Redis]:
     """A client by way of the proxy."""
     with proxy.client() as client:
         yield client
+
+
+@pytest.fixture
+def watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_often(monkeypatch)

@@ -22,6 +22,7 @@ from django_redis_lock.transport.server import RetryPolicy, run_all
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.interrupts import TimeLimit
 from tests.support.tasks import in_tasks
 
 pytestmark = pytest.mark.invariant("P3")
@@ -114,10 +115,6 @@ def test_calls_wait_until_it_is_over(
             assert not calling.done
             end()
             assert calling.result() in (True, None)
-
-
-class TimeLimit(Exception):
-    """From a signal handler."""
 
 
 def test_an_interrupted_waiter_leaves_no_pop_behind(

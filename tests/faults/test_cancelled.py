@@ -21,6 +21,7 @@ from django_redis_lock.transport import aio_client, server_of
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 from tests.support.backends import places
+from tests.support.values import blocked
 
 NAME = "cancelled"
 NAMES = [f"{NAME} too", NAME]
@@ -191,10 +192,6 @@ class TestAtEachWait:
                 assert await each_wait(attempt, late) > 2
 
         asyncio.run(main())
-
-
-def blocked(client: redis.Redis) -> Any:
-    return client.info("clients")["blocked_clients"]
 
 
 def test_a_task_that_is_cancelled_lets_others_connect(

@@ -23,6 +23,7 @@ from redis.credentials import CredentialProvider
 from django_redis_lock import AsyncLock, Lock
 from django_redis_lock.contrib.instant_loss import Subscription
 from django_redis_lock.transport import is_outage, server_of
+from django_redis_lock.transport.hints import explained
 from tests.holding import hurry_until, renew
 from tests.integration.locks.test_lock_redis_py import TLS
 from tests.processes import PATIENCE, until
@@ -238,5 +239,6 @@ def test_a_certificate_is_that_of_the_name(
     with TLS(redis_server.port, tmp_path) as front:
         options: Any = {"ssl": True, "ssl_ca_certs": front.certificate, "ssl_check_hostname": True}
         wrong = Lock(redis.Redis(resolver.name, front.port, **options), "name", 30)
-        with pytest.raises(redis.ConnectionError, match=f"not valid for '{resolver.name}'"):
+        with pytest.raises(redis.ConnectionError, match=f"not valid for '{resolver.name}'") as said:
             wrong.acquire(blocking=False)
+    assert "connect by a name that it has" in explained(said.value)

@@ -16,7 +16,6 @@ from django_redis_lock import AsyncLock, Lock, Redlock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.contrib.several_names import MultiLock
 from django_redis_lock.locking.lock import ThreadWaiter
-from tests.holding import watch_often
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
@@ -24,12 +23,7 @@ from tests.support.values import Producer
 
 from .proxy import Proxy
 
-pytestmark = pytest.mark.usefixtures("patient")
-
-
-@pytest.fixture(autouse=True)
-def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_often(monkeypatch)
+pytestmark = pytest.mark.usefixtures("patient", "watched_often")
 
 
 def test_a_lone_waiter_has_the_lock_when_its_holder_has_died(

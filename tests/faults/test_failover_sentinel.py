@@ -110,19 +110,6 @@ def told_at_once(world: World) -> Iterator[None]:
 
 
 @caller
-def connection_in_use(world: World) -> Iterator[None]:
-    """It is closed after its call."""
-    service = server_of(world.client)
-    old = service.locate([b"name"])
-    connection = old.checkout()
-    yield
-    until(lambda: service.locate([b"name"]) is not old)
-    old.checkin(connection)
-    assert old.must_connect()
-    assert old.retired
-
-
-@caller
 def connections_of_a_loop(world: World) -> Iterator[None]:
     """None to the old primary is kept."""
 

@@ -54,6 +54,7 @@ from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
 from tests.support.tasks import Tasks
+from tests.support.values import Producer
 
 PAGE = Path(__file__).with_name("fault_by_caller.md")
 #: Seconds: the time-out of a socket, and of one with TLS; within which a call ends, whatever it
@@ -568,19 +569,18 @@ def end_of_a_block_of_a_task(world: World) -> Iterator[None]:
 @caller("release")
 def end_of_a_section(world: World) -> Iterator[None]:
     """``locked`` hides no result behind the error of a release."""
-    began, go_on = threading.Event(), threading.Event()
+    slow = Producer()
+    slow.finish.clear()
 
     @locked("name", timeout=None)
-    def work() -> int:
-        began.set()
-        assert go_on.wait(PATIENCE)
-        return 1
+    def work() -> object:
+        return slow()
 
     working = Background(work)
-    assert began.wait(PATIENCE)
+    assert slow.begun.wait(PATIENCE)
     yield
-    go_on.set()
-    assert working.result() == 1
+    slow.finish.set()
+    assert working.result() == "computed"
     yield
 
 
@@ -654,20 +654,15 @@ getting("aget_or_set", value_of_a_task)
 
 @caller("leader, follower")
 def computation(world: World) -> Iterator[None]:
-    began, go_on = threading.Event(), threading.Event()
-
-    def compute() -> str:
-        began.set()
-        assert go_on.wait(PATIENCE)
-        return "computed"
-
-    leader = Background(lambda: world.cache.get_or_set("led", compute, 300))
-    assert began.wait(PATIENCE)
+    slow = Producer()
+    slow.finish.clear()
+    leader = Background(world.cache.get_or_set, "led", slow, 300)
+    assert slow.begun.wait(PATIENCE)
     other = RedisCache(*world.another_cache)  # As another process.
     follower = Background(lambda: other.get_or_set("led", lambda: "other's", 300, wait=PATIENCE))
     until(lambda: blocked(world))
     yield
-    go_on.set()
+    slow.finish.set()
     assert leader.result() == "computed"
     if not world.lasts:
         assert follower.result() == "computed"
@@ -889,30 +884,22 @@ def test_the_reply_that_makes_a_leader_comes_when_its_flight_ends(
     one = RedisCache(location, options)
     other = RedisCache(location.replace("localhost", "127.0.0.1"), options)
     one.get_or_set("warm", lambda: 1, 300)
-    began, go_on = threading.Event(), threading.Event()
-    computed: list[str] = []
-
-    def compute(name: str) -> str:
-        computed.append(name)
-        began.set()
-        assert go_on.wait(PATIENCE)
-        return name
+    slow, second = Producer("first"), Producer("second")
+    slow.finish.clear()
 
     def lead() -> object:
         if many:
-            return one.get_or_set_many(["led"], lambda _: {"led": compute("first")}, 300)["led"]
-        return one.get_or_set("led", lambda: compute("first"), 300)
+            return one.get_or_set_many(["led"], lambda _: {"led": slow()}, 300)["led"]
+        return one.get_or_set("led", slow, 300)
 
     # A single value that a read has just missed needs no script.
     world.proxy.delay_reply(late * world.pace, TAKE_FLIGHT.sha.encode() if many else b"NX")
     leader = Background(lead)
-    assert began.wait(PATIENCE)
+    assert slow.begun.wait(PATIENCE)
     # Nobody has renewed it so far: is it over now?
     time.sleep(max(0.0, 1.2 - late) * world.pace)
-    follower = Background(
-        lambda: other.get_or_set("led", lambda: compute("second"), 300, wait=PATIENCE)
-    )
-    until(lambda: blocked(world) or len(computed) > 1)
-    go_on.set()
+    follower = Background(lambda: other.get_or_set("led", second, 300, wait=PATIENCE))
+    until(lambda: blocked(world) or second.calls)
+    slow.finish.set()
     assert leader.result() == follower.result() == "first"
-    assert computed == ["first"]
+    assert (slow.calls, second.calls) == (1, 0)

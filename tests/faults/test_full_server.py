@@ -5,7 +5,6 @@ server was full from the beginning or the keeper's connection is cut later."""
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +25,9 @@ from django_redis_lock.transport.aio_client import aexchange
 from tests.holding import hurry_until, until_released
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 from tests.support.tasks import in_tasks
+from tests.support.values import Producer
 
 pytestmark = pytest.mark.invariant("L4", "P3")
 
@@ -124,27 +125,17 @@ def flight(full: Full) -> Iterator[Held]:
     alias = {"BACKEND": backend, "LOCATION": full.server.url, "OPTIONS": options}
     with override_settings(CACHES={"default": alias}):
         cache: Any = caches["default"]
-        entered, leave = threading.Event(), threading.Event()
-
-        def produce() -> str:
-            entered.set()
-            assert leave.wait(PATIENCE)
-            return "value"
-
-        values: list[Any] = []
-        leader = threading.Thread(
-            target=lambda: values.append(cache.get_or_set("held", produce, 60))
-        )
-        leader.start()
-        assert entered.wait(PATIENCE)
+        slow = Producer()
+        slow.finish.clear()
+        leader = Background(cache.get_or_set, "held", slow, 60)
+        assert slow.begun.wait(PATIENCE)
 
         def check() -> None:
             assert any(key.endswith(b"flight") for key in full.admin.keys("*held*"))
 
         def end() -> None:
-            leave.set()
-            leader.join(PATIENCE)
-            assert values == ["value"]
+            slow.finish.set()
+            assert leader.result() == "computed"
             assert full.admin.keys("*held")
 
         yield Held(check, end)

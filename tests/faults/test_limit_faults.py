@@ -24,23 +24,19 @@ from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.lock_scripts import RENEW
 from tests.faults.proxy import Proxy
 from tests.faults.test_processes import NAME, until_blocked, wait
-from tests.holding import hurry_until, renew, watch_often
+from tests.holding import hurry_until, renew
 from tests.processes import PATIENCE, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places as waiting
 from tests.support.background import Background
+from tests.support.interrupts import Interrupt
 
-pytestmark = pytest.mark.invariant("S7")
+pytestmark = [pytest.mark.invariant("S7"), pytest.mark.usefixtures("watched_often")]
 
 GRANT = 60.0
 KEYS = lock_keys(NAME.encode())
 SECOND = KEYS.at_place(2).lock
 OPTIONS: dict[str, Any] = {"timeout": 60, "limit": 2, "thread_local": False}
-
-
-@pytest.fixture(autouse=True)
-def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_often(monkeypatch)
 
 
 def lock_of(client: redis.Redis, **options: Any) -> Lock:
@@ -207,10 +203,6 @@ def test_what_a_holder_sends_is_done_once(
 
 
 # -- a waiter with a smaller limit gets a place above it, and is interrupted ---------------------
-
-
-class Interrupt(BaseException):
-    """From a signal handler."""
 
 
 @pytest.mark.parametrize("limit", [1, 2])

@@ -32,8 +32,6 @@ from django_redis_lock.contrib.redlock.votes import VOTE
 from django_redis_lock.contrib.several_names import ACQUIRE_ALL
 from django_redis_lock.keeper import DeferredRelease
 from django_redis_lock.locking import Renewal, waiting
-from django_redis_lock.locking import lock as threads
-from django_redis_lock.locking.lock import PendingReply
 from django_redis_lock.protocol import lock_keys
 from django_redis_lock.protocol.holder_scripts import HELD, RESET, reset_call
 from django_redis_lock.protocol.holders import HolderInfo
@@ -69,13 +67,20 @@ def free(client: redis.Redis) -> None:
     assert not lock.locked()
 
 
+@pytest.fixture(params=["threads", "tasks"])
+def make(request: pytest.FixtureRequest, shaky: redis.Redis) -> Iterator[Callable[..., Any]]:
+    with in_tasks(shaky) as tasks:
+        yield tasks.make_lock if request.param == "tasks" else partial(Lock, shaky)
+
+
 @pytest.mark.parametrize("token", [None, "chosen"])
 class TestAcquire:
+    @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
     def test_one_lost_reply_is_made_up_for(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, token: str | None
+        self, client: redis.Redis, make: Any, proxy: Proxy, token: str | None, kind: str
     ) -> None:
-        lock = Lock(shaky, "shaky")
-        rules = [proxy.lose_reply(ACQUIRE), proxy.lose_reply(RELEASE)]
+        lock = make("shaky")
+        rules = [getattr(proxy, kind)(script) for script in (ACQUIRE, RELEASE)]
         assert lock.acquire(token=token) is True
         assert client.get("shaky") == lock.local.token
         assert lock.owned()
@@ -87,14 +92,14 @@ class TestAcquire:
     def test_nothing_is_left_behind(
         self,
         client: redis.Redis,
-        shaky: redis.Redis,
+        make: Any,
         proxy: Proxy,
         token: str | None,
         wait: float | None,
         pace: int,
     ) -> None:
         """Both replies are lost, of a lock that never expires."""
-        lock = Lock(shaky, "shaky", blocking_timeout=wait and wait * pace)
+        lock = make("shaky", blocking_timeout=wait and wait * pace)
         proxy.lose_reply(ACQUIRE, times=2)
         with pytest.raises(redis.ConnectionError):
             lock.acquire(token=token)
@@ -141,7 +146,7 @@ class TestAcquire:
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)
         waiter = Background(lambda: lock.acquire(blocking_timeout=0.8 * pace, token=token))
-        until(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: blocked(client))
         lost = proxy.lose_reply(ACQUIRE, times=2)
         client.delete("shaky")
         proxy.cut()
@@ -157,35 +162,31 @@ class TestAcquire:
 class TestGrant:
     @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
     @pytest.mark.parametrize("timeout", [30, None])
-    @pytest.mark.parametrize("asynchronous", [False, True])
     def test_the_waiter_has_the_lock_for_its_full_lifetime(
         self,
         client: redis.Redis,
-        shaky: redis.Redis,
+        make: Any,
         proxy: Proxy,
         kind: str,
         timeout: float | None,
         token: str | None,
-        asynchronous: bool,
         pace: int,
     ) -> None:
         """TAKE_GRANT, or its answer, is lost; a short grant must not become a short lock."""
         holder = Lock(client, "shaky", grant_timeout=2 * pace)
         holder.acquire()
-        with in_tasks(shaky) as tasks:
-            make = tasks.make_lock if asynchronous else partial(Lock, shaky)
-            lock = make("shaky", timeout=timeout, grant_timeout=2 * pace)
+        lock = make("shaky", timeout=timeout, grant_timeout=2 * pace)
 
-            def wait() -> tuple[bool, bool]:
-                acquired = lock.acquire(token=token)
-                until(lambda: lock.lost or lock.ttl() > 20)
-                return acquired, lock.lost
+        def wait() -> tuple[bool, bool]:
+            acquired = lock.acquire(token=token)
+            until(lambda: lock.lost or lock.ttl() > 20)
+            return acquired, lock.lost
 
-            waiter = Background(wait)
-            until(lambda: client.info("clients")["blocked_clients"])
-            getattr(proxy, kind)(TAKE_GRANT)
-            holder.release()
-            assert waiter.result() == (True, False)
+        waiter = Background(wait)
+        until(lambda: blocked(client))
+        getattr(proxy, kind)(TAKE_GRANT)
+        holder.release()
+        assert waiter.result() == (True, False)
 
     def test_nothing_is_left_behind(
         self,
@@ -203,7 +204,7 @@ class TestGrant:
         holder.acquire()
         lock = Lock(shaky, "shaky", grant_timeout=GRANT)
         waiter = Background(lambda: lock.acquire(blocking_timeout=0.5 * pace, token=token))
-        until(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: blocked(client))
         proxy.lose_reply(LEAVE, times=10**6)
         proxy.lose_request(ACQUIRE, times=10**6)
         client.delete("shaky")
@@ -220,7 +221,7 @@ class TestRelease:
         lock, other = Lock(shaky, "shaky"), Lock(client, "shaky", timeout=30)
         lock.acquire()
         waiter = Background(lambda: other.acquire() and other.local.token)
-        until(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: blocked(client))
         proxy.lose_reply(RELEASE)
         lock.release()
         token = waiter.result()
@@ -229,10 +230,10 @@ class TestRelease:
     @pytest.mark.parametrize("kind", ["lose_reply", "lose_request"])
     @pytest.mark.parametrize("token", [None, "chosen"])
     def test_what_failed_can_be_done_again(
-        self, client: redis.Redis, shaky: redis.Redis, proxy: Proxy, kind: str, token: str | None
+        self, client: redis.Redis, make: Any, proxy: Proxy, kind: str, token: str | None
     ) -> None:
         """And takes nothing from who holds the lock by then, even by the same chosen token."""
-        lock, other = Lock(shaky, "shaky"), Lock(client, "shaky", timeout=30)
+        lock, other = make("shaky"), Lock(client, "shaky", timeout=30)
         lock.acquire(token=token)
         getattr(proxy, kind)(RELEASE, times=2)
         with pytest.raises(redis.ConnectionError):
@@ -356,7 +357,7 @@ class TestReset:
         holder, waiter = Lock(client, "shaky", **options), Lock(client, "shaky", **options)
         assert holder.acquire(token=token)
         waiting = Background(lambda: waiter.acquire(token=token))
-        until(lambda: client.info("clients")["blocked_clients"])
+        until(lambda: blocked(client))
         held = run_call(client, Call(HELD, holder.keys, ())).value
         late = reset_call(holder.keys, HolderInfo(held), GRANT)
         rule = proxy.lose_reply(RESET)
@@ -440,35 +441,6 @@ async def cancelled(work: Any, proxy: Proxy) -> None:
 
 
 class TestTasks:
-    """The same once for asyncio, which shares the decisions but not the talking."""
-
-    @pytest.mark.parametrize("token", [None, "chosen"])
-    def test_acquire_and_release(
-        self, client: redis.Redis, proxy: Proxy, token: str | None
-    ) -> None:
-        async def main() -> None:
-            async with redis.asyncio.Redis(port=proxy.port) as shaky:
-                lock = AsyncLock(shaky, "shaky")
-                for kind in (proxy.lose_reply, proxy.lose_request):
-                    rules = [kind(ACQUIRE), kind(RELEASE)]
-                    assert await lock.acquire(token=token) is True
-                    assert await lock.owned()
-                    await lock.release()
-                    assert not any(rule.left for rule in rules)
-                    assert not client.exists("shaky")
-                proxy.lose_reply(ACQUIRE, times=2)
-                with pytest.raises(redis.ConnectionError):
-                    await lock.acquire(token=token)
-                await asyncio.to_thread(free, client)
-                assert await lock.acquire(token=token)
-                proxy.lose_reply(RELEASE, times=2)
-                with pytest.raises(redis.ConnectionError):
-                    await lock.release()
-                await lock.release()
-                await asyncio.to_thread(free, client)
-
-        asyncio.run(main())
-
     def test_one_that_ends_with_an_error_keeps_no_grant_from_the_next(
         self, client: redis.Redis, redis_server: RedisServer, pace: int
     ) -> None:
@@ -505,7 +477,7 @@ def test_a_connection_that_owes_a_reply_is_read_by_one_thread(
     lock = Lock(shaky, "shaky", timeout=30, thread_local=False, grant_timeout=0.2)
     frozen = proxy.freeze_after_reply(b"BLPOP", b"}:grants")
     waiter = Background(lock.acquire)
-    until(lambda: client.info("clients")["blocked_clients"])
+    until(lambda: blocked(client))
     holder.release()
     assert waiter.result()
     assert frozen.applied.acquire(timeout=60)
@@ -519,40 +491,6 @@ def test_a_connection_that_owes_a_reply_is_read_by_one_thread(
     proxy._flows.set()
     assert all(caller.result() for caller in callers)
     assert all(each.owned() for each in others)
-
-
-def test_an_answer_that_is_held_up_costs_other_servers_nothing(
-    client: redis.Redis,
-    shaky: redis.Redis,
-    proxy: Proxy,
-    own_server: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The keeper does not wait for whoever is just reading it."""
-
-    def held_up(*args: Any) -> PendingReply:
-        proxy._flows.clear()
-        return PendingReply(*args)
-
-    monkeypatch.setattr(threads, "PendingReply", held_up)
-    holder = Lock(client, "shaky", timeout=30)
-    holder.acquire()
-    lock = Lock(shaky, "shaky", timeout=30, thread_local=False)
-    waiter = Background(lock.acquire)
-    until(lambda: client.exists("{shaky}:waiters"))
-    holder.release()
-    assert waiter.result()
-    reader = Background(lambda: Lock(shaky, "another", timeout=30).acquire(blocking=False))
-    with own_server.client() as other:
-        elsewhere = Lock(other, "elsewhere", timeout=60, renew=True)
-        elsewhere.acquire()
-        for _ in range(2):
-            renew(other, "elsewhere")
-        assert not elsewhere.lost
-        assert not reader.done
-        elsewhere.release()
-    proxy._flows.set()
-    reader.result()
 
 
 # -- requests that come late --------------------------------------------------------------------

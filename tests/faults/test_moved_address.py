@@ -28,6 +28,7 @@ from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import PROMPT
 from tests.support.background import Background
+from tests.support.values import Producer
 
 pytestmark = pytest.mark.invariant("P2")
 
@@ -276,21 +277,16 @@ def stale_reads_end_with_the_first_write(address: Address) -> Iterator[None]:
 def computation(address: Address) -> Iterator[None]:
     cache = address.cache
     cache.get_or_set("warm", lambda: 1, 300)
-    began, go_on = threading.Event(), threading.Event()
-
-    def compute() -> str:
-        began.set()
-        assert go_on.wait(PATIENCE)
-        return "computed"
-
-    leader = Background(lambda: cache.get_or_set("led", compute, 300))
-    assert began.wait(PATIENCE)
+    slow = Producer()
+    slow.finish.clear()
+    leader = Background(cache.get_or_set, "led", slow, 300)
+    assert slow.begun.wait(PATIENCE)
     other = RedisCache(address.url.replace("127.0.0.1", "localhost"), {})  # As another process.
     follower = Background(lambda: other.get_or_set("led", lambda: "twice", 300, wait=PATIENCE))
     until(lambda: address.old.asking.info("clients")["blocked_clients"])
     yield
     until(lambda: (hurry(*_flight_renewals()), follower.done or _blocked(address.new))[1])
-    go_on.set()
+    slow.finish.set()
     assert leader.result() == follower.result() == "computed"
     assert cache.get("led") == "computed"
     assert cache.get_or_set("new", lambda: 1, 300) == 1

@@ -4,7 +4,6 @@ policies it throws keys away. Neither loses a healthy lock, nor keeps a free one
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,22 +15,21 @@ from redis.exceptions import OutOfMemoryError
 
 from django_redis_lock import Lock, Redlock
 from django_redis_lock.singleflight.flight import FlightRenewal
-from tests.holding import hurry, renew, watch_often
+from tests.holding import hurry, renew
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
+from tests.support.values import Producer
 
-pytestmark = [pytest.mark.invariant("S8"), pytest.mark.usefixtures("patient")]
+pytestmark = [
+    pytest.mark.invariant("S8"),
+    pytest.mark.usefixtures("patient", "watched_often"),
+]
 
 NAME = "full"
 #: A grant lives so long that nothing but the release can have brought it in time.
 GRANT = 60.0
-
-
-@pytest.fixture(autouse=True)
-def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_often(monkeypatch)
 
 
 class Memory:
@@ -93,22 +91,18 @@ def waits(memory: Memory) -> bool:
 
 
 @kinds
-def test_a_renewed_lock_is_kept(memory: Memory, make: Callable[..., Any]) -> None:
-    with make(memory, timeout=60, renew=True) as lock:
+@pytest.mark.parametrize("renew_it", [True, False])
+def test_a_lock_is_kept_and_its_holder_described(
+    memory: Memory, make: Callable[..., Any], renew_it: bool
+) -> None:
+    with make(memory, timeout=60, renew=renew_it, label="for people") as lock:
         memory.is_used_up()
-        for _ in range(4):
+        for _ in range(4 if renew_it else 0):
             renew(memory.client, NAME)
-        lock.ensure_held()
-        assert lock.owned()
-
-
-@kinds
-def test_the_holder_is_described_all_the_same(memory: Memory, make: Callable[..., Any]) -> None:
-    """Also if there is nothing to renew."""
-    with make(memory, timeout=30, label="for people") as lock:
-        memory.is_used_up()
         until(lambda: lock.holder().label)
         assert lock.holder().label == "for people"
+        lock.ensure_held()
+        assert lock.owned()
 
 
 @kinds
@@ -207,22 +201,17 @@ class TestComputations:
 
     def test_one_that_began_before_ends_as_others_do(self, memory: Memory, cache: Any) -> None:
         """It is renewed meanwhile, and nobody waits for its lifetime to run out at its end."""
-        computing, done = threading.Event(), threading.Event()
-
-        def compute() -> str:
-            computing.set()
-            assert done.wait(PATIENCE)
-            return "computed"
-
-        leader = Background(cache.get_or_set, "key", compute)
-        assert computing.wait(PATIENCE)
+        slow = Producer()
+        slow.finish.clear()
+        leader = Background(cache.get_or_set, "key", slow)
+        assert slow.begun.wait(PATIENCE)
         (flight,) = memory.client.keys("*flight")
         memory.is_used_up()
         leading = memory.client.get(flight)
         memory.client.pexpire(flight, 30_000)
         until(lambda: (hurry(FlightRenewal), memory.client.pttl(flight) > 40_000)[1])
         assert memory.client.get(flight) == leading
-        done.set()
+        slow.finish.set()
         assert leader.result() == "computed"
         assert not memory.client.exists(flight)
         assert cache.get("key") is None, "a value is not worth more memory"

@@ -128,21 +128,24 @@ def answers(call: Callable[[], Any]) -> bool:
     return True
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_refused_connection_does_not_open_the_breaker(
-    own_server: RedisServer, own_client: redis.Redis
+    own_server: RedisServer, own_client: redis.Redis, asynchronous: bool
 ) -> None:
     """It costs nothing; and a server that is back is used at once."""
-    lock = Lock(own_client, "faulty", timeout=30)
-    own_server.kill()
-    for _ in range(CALLS):
-        with pytest.raises(redis.ConnectionError) as caught:
-            lock.acquire()
-        assert not isinstance(caught.value, CircuitOpen)
-    assert breaker_of(own_client).failing
-    own_server.start()
-    assert lock.acquire(blocking=False)
-    assert not breaker_of(own_client).failing
-    lock.release()
+    with in_tasks(own_client) as tasks:
+        make = tasks.make_lock if asynchronous else partial(Lock, own_client)
+        lock = make("faulty", timeout=30)
+        own_server.kill()
+        for _ in range(CALLS):
+            with pytest.raises(redis.ConnectionError) as caught:
+                lock.acquire()
+            assert not isinstance(caught.value, CircuitOpen)
+        assert breaker_of(own_client).failing
+        own_server.start()
+        assert lock.acquire(blocking=False)
+        assert not breaker_of(own_client).failing
+        lock.release()
 
 
 def test_a_waiter_lives_through_it_and_a_renewal_ends_it(
@@ -308,7 +311,7 @@ RETRIED: dict[str, Callable[[Any, Any], Any]] = {
     "get_or_set": lambda cache, lock: cache.get_or_set("report", str, 60),
     "acquire": lambda cache, lock: lock.acquire(blocking=False),
     "acquire, waiting": lambda cache, lock: lock.acquire(blocking_timeout=PATIENCE),
-    "aget": lambda cache, lock: asyncio.run(in_a_task(lambda: cache.aget("report"))),
+    "aget": lambda cache, lock: asyncio.run(cache.aget("report")),
     "aacquire": lambda cache, lock: asyncio.run(
         in_a_task(lambda: cache.alock("report", timeout=30).acquire(blocking=False))
     ),

@@ -20,11 +20,14 @@ import redis.asyncio
 from django_redis_lock import AsyncLock, Lock, LockLost
 from django_redis_lock.keeper import keeper
 from django_redis_lock.locking.lock import PendingReply
-from tests.holding import hurry, watch_often
+from tests.holding import hurry
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.values import blocked
+
+pytestmark = pytest.mark.usefixtures("watched_often")
 
 NAME = "processes"
 
@@ -74,15 +77,6 @@ def fork_with_an_answer_to_come(link: Link, url: str, tasks: bool, pace: int) ->
     answer = pending.read_reply(True)
     lock.release()
     return {"child": status, "answer": "the parent's" if answer else answer}
-
-
-@pytest.fixture(autouse=True)
-def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_often(monkeypatch)
-
-
-def blocked(client: redis.Redis) -> int:
-    return int(client.info("clients")["blocked_clients"])
 
 
 def until_blocked(client: redis.Redis, count: int = 1) -> None:

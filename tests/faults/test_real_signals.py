@@ -24,12 +24,9 @@ from django_redis_lock.transport.server import server_of
 from tests.lanes import examples
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
+from tests.support.interrupts import Interrupt
 
 NAME = "interrupted"
-
-
-class Interrupt(BaseException):
-    """From the signal handler."""
 
 
 def interrupted(work: Callable[[], Any], seconds: float) -> int:

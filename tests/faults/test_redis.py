@@ -19,6 +19,7 @@ from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
+from tests.support.values import blocked
 
 
 @pytest.fixture
@@ -52,10 +53,6 @@ def in_background(client: redis.Redis, **options: Any) -> Background:
     waiter = Background(wait)
     until(lambda: places("faulty"))
     return waiter
-
-
-def blocked(client: redis.Redis) -> bool:
-    return bool(client.info("clients")["blocked_clients"])
 
 
 class TestLosingTheData:

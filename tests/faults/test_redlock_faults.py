@@ -17,26 +17,23 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_redis_lock import AsyncRedlock, LockLost, LockNotOwnedError, Redlock, TooFewServers
+from django_redis_lock import AsyncRedlock, LockLost, Redlock, TooFewServers
 from django_redis_lock.contrib import redlock
 from django_redis_lock.transport import server as transport
 from django_redis_lock.transport.server import server_of
 from tests import lanes
 from tests.faults.proxy import Proxy
-from tests.holding import until_released, watch_often
+from tests.holding import until_released
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.backends import places
 from tests.support.background import Background
 
+pytestmark = pytest.mark.usefixtures("watched_often")
+
 FIVE = 5
 #: Seconds for which a server is waited for.
 LIMIT = 0.25
-
-
-@pytest.fixture(autouse=True)
-def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_often(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -237,26 +234,20 @@ class TestMajority:
             server.start()
         assert waiter.result() is True
 
-    @pytest.mark.parametrize("how", ["kill", "pause"])
-    def test_the_holder_calls_on_lost_before_the_deadline(self, five: Five, how: str) -> None:
+    @pytest.mark.parametrize("how", ["kill", "pause", "flush"])
+    def test_the_holder_calls_on_lost(self, five: Five, how: str) -> None:
+        """Before its deadline; or when the servers have lost their data, long before it."""
         told = threading.Event()
-        lock = five.lock(timeout=1.5, renew=True, on_lost=told.set)
+        options: dict[str, Any] = {"timeout": 1.5, "renew": True}
+        if how == "flush":
+            options = {"timeout": 600, "renew": False}
+        lock = five.lock(on_lost=told.set, **options)
         lock.acquire()
         for server in five.servers[:3]:
             getattr(server, how)()
         assert told.wait(PATIENCE)
         with pytest.raises(LockLost):
             lock.ensure_held()
-
-    def test_the_holder_calls_on_lost_when_the_servers_lost_their_data(self, five: Five) -> None:
-        told = threading.Event()
-        lock = five.lock(timeout=600, renew=False, on_lost=told.set)
-        lock.acquire()
-        for client in five.clients[:3]:
-            client.flushall()
-        assert told.wait(PATIENCE)
-        with pytest.raises(LockNotOwnedError):
-            lock.release()
 
     def test_a_failed_release_can_be_done_again(self, five: Five) -> None:
         lock = five.lock()

@@ -1,4 +1,5 @@
-"""A lock with several names while processes die, replies get lost and Redis goes away."""
+"""A lock with several names while processes die or freeze. Lost replies and a Redis that goes away
+are the fault table's."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ import pytest
 import redis
 
 from django_redis_lock import Lock, MultiLock
-from django_redis_lock.contrib.several_names import ACQUIRE_ALL
 from tests import lanes
-from tests.faults.proxy import Proxy
-from tests.holding import watch_often
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.support.background import Background
+from tests.support.values import blocked
+
+pytestmark = pytest.mark.usefixtures("watched_often")
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -31,17 +32,8 @@ def wait(link: Link, url: str) -> None:
         link.say(lock.fences)
 
 
-@pytest.fixture(autouse=True)
-def _watched_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch_often(monkeypatch)
-
-
 def several(client: Any, *names: str, **options: Any) -> MultiLock:
     return MultiLock(client, names, lock_class=Lock, **{"timeout": 60, **options})
-
-
-def blocked(client: redis.Redis) -> int:
-    return int(client.info("clients")["blocked_clients"])
 
 
 def hold(link: Link, url: str, names: list[str], options: dict[str, Any]) -> None:
@@ -113,41 +105,6 @@ class TestFrozen:
             later = frozen.hear()
             assert all(later[name] > fences[name] for name in "ab")
             assert frozen.result() is None
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Any:
-    with Proxy(redis_server) as proxy:
-        for script in (ACQUIRE_ALL,):
-            with redis_server.client() as client:
-                client.script_load(script.source)
-        yield proxy
-
-
-class TestLostReplies:
-    def test_one_to_acquire(self, client: redis.Redis, proxy: Proxy) -> None:
-        with proxy.client() as shaky:
-            lock = several(shaky, "a", "b")
-            rule = proxy.lose_reply(ACQUIRE_ALL)
-            assert lock.acquire(blocking=False)
-            assert rule.left == 0
-            assert lock.owned()
-            lock.release()
-        assert not client.exists("a", "b")
-
-    @pytest.mark.parametrize("reply", ["lose_reply", "lose_request"])
-    def test_one_to_release(self, client: redis.Redis, proxy: Proxy, reply: str) -> None:
-        with proxy.client() as shaky:
-            lock = several(shaky, "a", "b")
-            lock.acquire()
-            release = lock.members[0]._release_call(
-                lock.members[0].local.token, lock.members[0].local.hold
-            )
-            rule = getattr(proxy, reply)(release.script)
-            rule.marks = (b"django_redis_lock:locks",)  # It is part of another script.
-            lock.release()
-            assert rule.left == 0
-        assert not client.exists("a", "b")
 
 
 def work(link: Link, url: str, number: int) -> int:

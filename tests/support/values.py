@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from django_redis_lock.protocol.keys import flight_key, flight_stream
 from django_redis_lock.singleflight.flight import FlightRenewal
 from tests.processes import PATIENCE, waiting_in
 from tests.redis_server import RedisServer
+from tests.support.background import Background
 
 KEY = b":1:report"
 
@@ -91,27 +93,18 @@ def slow() -> Iterator[Producer]:
     producer.finish.set()
 
 
-class Asking(threading.Thread):
+class Asking(Background):
     """A thread that calls ``function``."""
 
     def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        super().__init__(daemon=True)
-        self._call = (function, args, kwargs)
-        self._found: Any = None
-        self.start()
-
-    def run(self) -> None:
-        function, args, kwargs = self._call
-        try:
-            self._found = function(*args, **kwargs)
-        except Exception as error:
-            self._found = error
+        super().__init__(partial(function, *args, **kwargs))
 
     def found(self) -> Any:
         """What the call returned, or the exception it raised."""
-        self.join(PATIENCE)
-        assert not self.is_alive(), "it hangs"
-        return self._found
+        try:
+            return self.result()
+        except Exception as error:
+            return error
 
 
 def waiting_in_memory() -> int:

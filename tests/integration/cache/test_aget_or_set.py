@@ -442,32 +442,55 @@ def test_a_thread_does_not_wait_for_a_task_of_its_own_loop(cache: RedisCache, ca
     Background(lambda: asyncio.run(main())).result()
 
 
+def many_of(producer: Callable[[], Any]) -> Callable[[list[str]], dict[str, Any]]:
+    return lambda keys: {key: producer() for key in keys}
+
+
+def coroutine_of(producer: Callable[..., Any]) -> Callable[..., Any]:
+    async def compute(*args: Any) -> Any:
+        return producer(*args)
+
+    return compute
+
+
+BOTH = ["report", "other"]
+#: In Django's thread for synchronous code: a call itself, or a task that the thread waits for.
+FOLLOWING: dict[str, Callable[[RedisCache, Producer], Any]] = {
+    "get_or_set": lambda c, f: [c.get_or_set(key, f) for key in BOTH],
+    "get_or_set_many": lambda c, f: [*c.get_or_set_many(BOTH, many_of(f)).values()],
+    "aget_or_set": lambda c, f: [
+        async_to_sync(c.aget_or_set)(key, coroutine_of(f)) for key in BOTH
+    ],
+    "aget_or_set, plain": lambda c, f: [
+        async_to_sync(c.aget_or_set)(key, async_to_sync(coroutine_of(f))) for key in BOTH
+    ],
+    "aget_or_set_many": lambda c, f: [
+        *async_to_sync(c.aget_or_set_many)(BOTH, coroutine_of(many_of(f))).values()
+    ],
+}
+
+
 @pytest.mark.parametrize("leading", ["aget_or_set", "aget_or_set_many", "acompute"])
-@pytest.mark.parametrize("following", ["get_or_set", "get_or_set_many"])
+@pytest.mark.parametrize("following", FOLLOWING)
 def test_a_plain_function_waits_for_the_thread_that_needs_the_value(
     cache: RedisCache, client: redis.Redis, leading: str, following: str
 ) -> None:
-    """Django's thread for synchronous code computes the value itself, once for both."""
+    """Django's thread for synchronous code computes the value itself, once for both: it cannot come
+    to the leader's function before."""
     begun, go_on = threading.Event(), threading.Event()
     view, never = Producer(), Producer()
     heard: list[Any] = []
 
-    def compute_many(producer: Producer) -> Callable[[list[str]], dict[str, Any]]:
-        return lambda keys: {key: producer() for key in keys}
-
     def in_the_thread() -> Any:
         begun.set()
         assert go_on.wait(PATIENCE)
-        if following == "get_or_set":
-            return [cache.get_or_set(key, view) for key in ("report", "other")]
-        return list(cache.get_or_set_many(["report", "other"], compute_many(view)).values())
+        return FOLLOWING[following](cache, view)
 
     async def lead() -> Any:
         if leading == "aget_or_set_many":
-            found = await cache.aget_or_set_many(["report", "other"], compute_many(never))
-            return list(found.values())
+            return [*(await cache.aget_or_set_many(BOTH, many_of(never))).values()]
         compute = getattr(cache, leading)
-        return await asyncio.gather(*(compute(key, never) for key in ("report", "other")))
+        return await asyncio.gather(*(compute(key, never) for key in BOTH))
 
     async def ask() -> Any:
         thread = asyncio.ensure_future(sync_to_async(in_the_thread)())
@@ -488,39 +511,6 @@ def test_a_plain_function_waits_for_the_thread_that_needs_the_value(
     assert sum(event.values for event in computed) == 2
     assert not any(event.error for event in computed)
     assert not client.exists(flight_key(KEY), flight_key(b":1:other"))
-
-
-@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "coroutine"])
-def test_a_task_that_the_thread_for_synchronous_code_waits_for_does_not_wait_for_it(
-    cache: RedisCache, client: redis.Redis, plain: bool, many: bool
-) -> None:
-    """It computes the value itself: the thread cannot come to the leader's function before."""
-    begun, go_on = threading.Event(), threading.Event()
-    view, never = Producer(), Producer()
-
-    async def compute(*_: Any) -> Any:
-        return {"report": view()} if many else view()
-
-    def in_the_thread() -> Any:
-        begun.set()
-        assert go_on.wait(PATIENCE)
-        function = (lambda *_: async_to_sync(compute)()) if plain else compute
-        if many:
-            return async_to_sync(cache.aget_or_set_many)(["report"], function)["report"]
-        return async_to_sync(cache.aget_or_set)("report", function)
-
-    async def ask() -> Any:
-        thread = asyncio.ensure_future(sync_to_async(in_the_thread)())
-        await happens(begun.is_set)
-        leader = asyncio.ensure_future(cache.aget_or_set("report", never))
-        await happens(lambda: client.exists(flight_key(KEY)))
-        go_on.set()
-        return await asyncio.gather(thread, leader)
-
-    assert run(ask()) == ["computed"] * 2
-    assert (view.calls, never.calls) == (1, 0)
-    assert not client.exists(flight_key(KEY))
 
 
 @pytest.mark.parametrize("when", ["query", "compute", "store"])

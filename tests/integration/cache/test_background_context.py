@@ -296,16 +296,13 @@ class Rows:
         return f"rows of {tenant()}"
 
 
-class Page:
-    """The same as a page."""
+def page(rows: Rows, options: dict[str, Any]) -> Callable[[], Any]:
+    view: Any = cached_page(60, stale=3600, **options)(lambda request: HttpResponse(rows()))
 
-    def __init__(self, rows: Rows, options: dict[str, Any]) -> None:
-        view = cached_page(60, stale=3600, **options)(lambda request: HttpResponse(rows()))
-        self._view = view
+    def ask() -> Any:
+        return view(RequestFactory().get("/rows/")).content.decode()
 
-    def ask(self) -> str:
-        content: bytes = self._view(RequestFactory().get("/rows/")).content
-        return content.decode()
+    return ask
 
 
 def value(rows: Rows, options: dict[str, Any]) -> Callable[[], Any]:
@@ -325,7 +322,7 @@ def by_function(rows: Rows, options: dict[str, Any]) -> Callable[[], Any]:
 ASKING: dict[str, Callable[[Rows, dict[str, Any]], Callable[[], Any]]] = {
     "get_or_set": value,
     "cached": by_function,
-    "cached_page": lambda rows, options: Page(rows, options).ask,
+    "cached_page": page,
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "background": {"background": True},

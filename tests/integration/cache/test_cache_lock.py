@@ -19,10 +19,9 @@ from tests.holding import hurry
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.on_redis
 
-@pytest.fixture
-def cache(redis_server: RedisServer) -> RedisCache:
-    return RedisCache(redis_server.url, {"KEY_PREFIX": "site"})
+CACHE = {"KEY_PREFIX": "site"}
 
 
 def make(server: RedisServer, prefix: str = "site", **options: Any) -> RedisCache:

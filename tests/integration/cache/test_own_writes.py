@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -84,17 +84,6 @@ WAYS = [
     *("get_or_set", "stale", "compute", "many", "nested", "aget_or_set", "sync_to_async"),
     *("plain function", "async_to_sync", "acompute", "amany"),
 ]
-
-
-@pytest.fixture(params=["redis", "memory"])
-def cache(request: Any, redis_server: RedisServer) -> Iterator[Any]:
-    if request.param == "redis":
-        yield RedisCache(redis_server.url, {})
-        return
-    found = LocMemCache("own writes", {})
-    found.clear()
-    yield found
-    found.clear()
 
 
 NUMBERS = {"incr", "incr beyond", "decr"}
@@ -225,7 +214,7 @@ def test_in_the_background(cache: Any) -> None:
     until(lambda: cache.get("report") == "computed")
 
 
-def test_a_delete_of_the_same_key_in_another_cache(redis_server: RedisServer, cache: Any) -> None:
+def test_a_delete_of_the_same_key_in_another_cache(cache: Any) -> None:
     other = LocMemCache("another", {})
     cache.set("report", OLD, 60)
 

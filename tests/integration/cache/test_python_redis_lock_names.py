@@ -12,12 +12,9 @@ from django_redis_lock import Lock, LockError
 from django_redis_lock.cache import AlreadyAcquired, NotAcquired, RedisCache, reset_all
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
-from tests.support.values import Asking, Producer, make
+from tests.support.values import Asking, Producer
 
-
-@pytest.fixture
-def cache(redis_server: RedisServer) -> RedisCache:
-    return make(redis_server)
+pytestmark = pytest.mark.on_redis
 
 
 def test_the_signature_is_theirs() -> None:

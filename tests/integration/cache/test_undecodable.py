@@ -20,7 +20,7 @@ from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from django_redis_lock.cache import LocMemCache, RedisCache
+from django_redis_lock.cache import RedisCache
 from django_redis_lock.decorators import cached_page
 from tests.processes import in_threads, until
 from tests.redis_server import RedisServer
@@ -94,17 +94,6 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "acompute": lambda c: asyncio.run(c.acompute("report", one, 60)),
     "amany": lambda c: asyncio.run(c.aget_or_set_many(["a", "report"], many, 60))["report"],
 }
-
-
-@pytest.fixture(params=["redis", "memory"])
-def cache(request: Any, redis_server: RedisServer) -> Iterator[Any]:
-    if request.param == "redis":
-        yield RedisCache(redis_server.url, {})
-    else:
-        found = LocMemCache("undecodable", {})
-        found.clear()
-        yield found
-        found.clear()
 
 
 def put(cache: Any, stored: bytes, key: str = ":1:report", px: int | None = None) -> None:

@@ -195,6 +195,8 @@ def test_a_follower_of_another_process_has_the_write_while_the_computation_goes_
         until(lambda: client.info("clients")["blocked_clients"])
         WRITES[write][0](cache)
         assert follower.result() == found
+    # It need not look again to find out.
+    assert client.xrange(stream)[-1][1] == {b"outcome": b"ended"}
     assert 0 < client.pttl(stream) <= 10_000
 
 

@@ -25,7 +25,6 @@ from django_redis_lock.protocol.identity import hostname
 from tests.holding import hold, hurry
 from tests.processes import Link, in_threads, processes, until
 from tests.redis_server import RedisServer
-from tests.support.logs import logged
 
 OWNER = b"{:lock:1:nightly}:owner"
 
@@ -222,46 +221,6 @@ def test_a_signal_that_ends_a_command_releases_its_lock(
     assert not client.keys(":lock:1:*")
 
 
-class WithAHandler(Ran):
-    """With a handler of its own, as a program may have it."""
-
-    def run_from_argv(self, argv: list[str]) -> None:
-        for number in ENDINGS:
-            signal.signal(number, lambda number, frame: sys.exit(3))
-        super().run_from_argv(argv)
-
-
-@locked("nightly")
-class LockedWithAHandler(WithAHandler):
-    pass
-
-
-@locked("fragile", on_lost="terminate")
-class FragileWithAHandler(WithAHandler):
-    pass
-
-
-class UnderRunLocked(WithAHandler):
-    """In its process, as ``manage.py run_locked`` runs it."""
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        get_commands()["ran"] = Ran(self.link)
-        call_command("run_locked", "nightly", "--", "ran")
-
-
-@pytest.mark.parametrize("number", ENDINGS)
-@pytest.mark.parametrize("kind", [LockedWithAHandler, FragileWithAHandler, UnderRunLocked])
-def test_the_handler_of_a_program_is_called_and_chooses_the_exit_code(
-    redis_server: RedisServer, client: redis.Redis, kind: type[Ran], number: signal.Signals
-) -> None:
-    with processes(run_in_a_process, kind) as (worker,):
-        worker.go()
-        assert worker.hear() == "running"
-        os.kill(worker.pid, number)
-        assert worker.result()[0] == 3
-    assert not client.keys(":lock:1:*")
-
-
 def heed_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, list[int], bool]:
     """With a handler, as under ``nohup``, and with a dump of all threads on SIGQUIT."""
     heard: list[int] = []
@@ -280,7 +239,33 @@ def heed_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, list[int], bool
 
 
 class RunLocked(Ran):
-    handle = UnderRunLocked.handle
+    """In its process, as ``manage.py run_locked`` runs it."""
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        get_commands()["ran"] = Ran(self.link)
+        call_command("run_locked", "nightly", "--", "ran")
+
+
+def run_with_handlers(link: Link, kind: type[Ran]) -> tuple[int, str, str, int]:
+    """With handlers of its own, as a program may have them."""
+    for number in ENDINGS:
+        signal.signal(number, lambda number, frame: sys.exit(3))
+    return run(kind, link)
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("kind", [Nightly, Fragile, RunLocked])
+def test_the_handler_of_a_program_is_called_and_chooses_the_exit_code(
+    redis_server: RedisServer, client: redis.Redis, kind: type[Ran], number: signal.Signals
+) -> None:
+    with processes(run_with_handlers, kind) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        os.kill(worker.pid, number)
+        if kind is Fragile:
+            assert worker.hear() == "cleaning up"
+        assert worker.result()[0] == 3
+    assert not client.keys(":lock:1:*")
 
 
 @pytest.mark.parametrize("kind", [Nightly, Stubborn, RunLocked])
@@ -413,18 +398,6 @@ def test_a_mistake_is_no_outage() -> None:
     with locked("nightly"), pytest.raises(LockError, match="would wait for itself"):
         call_command(command)
     assert not command.runs
-
-
-def test_a_command_that_runs_without_redis_is_logged(
-    away: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    default = {**settings.CACHES["default"], "OPTIONS": {"LOCK_ON_REDIS_DOWN": "run"}}
-    settings.CACHES = {"default": default}
-    command = Nightly()
-    call_command(command)
-    assert command.runs == 1
-    (message,) = logged(caplog, "outage", "the lock :lock:1:nightly")
-    assert message.startswith("Redis is down; the lock :lock:1:nightly is skipped")
 
 
 def test_it_waits_for_redis_if_asked_to(away: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:

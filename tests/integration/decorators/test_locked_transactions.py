@@ -118,12 +118,6 @@ def test_no_update_is_lost(folder: Path, client: redis.Redis, release: str, want
 # -- when it is released -----------------------------------------------------------------------
 
 
-def test_without_a_transaction_it_is_released_at_once() -> None:
-    deposit()
-    assert not held()
-    assert balance() == 1
-
-
 def test_it_is_released_after_the_commit_and_what_waits_for_that() -> None:
     order: list[Any] = []
     with transaction.atomic("shop"):

@@ -21,8 +21,12 @@ from tests.holding import hold
 from tests.redis_server import RedisServer
 
 
-def request(accept: str = "", **attributes: Any) -> HttpRequest:
-    made = RequestFactory().get("/", **({"HTTP_ACCEPT": accept} if accept else {}))
+def request(accept: str = "", sent: str = "", **attributes: Any) -> HttpRequest:
+    headers = {"Accept": accept} if accept else {}
+    if sent:
+        made = RequestFactory().post("/", "{}", content_type=sent, headers=headers)
+    else:
+        made = RequestFactory().get("/", headers=headers)
     vars(made).update(attributes)
     return made
 
@@ -41,16 +45,6 @@ def test_a_free_view_runs_and_gives_its_lock_back() -> None:
     assert not caches["default"].lock("export").locked()
 
 
-def test_the_default_name_is_the_dotted_one() -> None:
-    @locked
-    def plain(request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
-
-    with hold(f"{__name__}.test_the_default_name_is_the_dotted_one.<locals>.plain"):
-        assert plain(request()).status_code == 409
-    assert plain(request()).status_code == 200
-
-
 # -- it does not -------------------------------------------------------------------------------
 
 
@@ -66,31 +60,35 @@ def test_the_answer_to_a_browser() -> None:
     assert b'href="/static/django_redis_lock/conflict.css"' in answer.content
 
 
-def test_the_answer_to_a_program() -> None:
-    with hold("export", timeout=20):
-        answer = locked("export", status_code=503)(never)(request("application/json"))
-    assert answer.status_code == 503
-    assert answer["Cache-Control"] == "no-store"
-    body = json.loads(answer.content)
-    assert body["retry_after"] == int(answer["Retry-After"])
-    assert set(body) == {"detail", "retry_after"}
-
-
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("accept", "kind"),
+    ("accept", "sent", "kind"),
     [
-        ("application/json", "application/json"),
-        ("application/json, text/html;q=0.5", "application/json"),
-        ("text/html, application/json;q=0.5", "text/html; charset=utf-8"),
-        ("*/*", "text/html; charset=utf-8"),
-        ("", "text/html; charset=utf-8"),
-        ("image/png", "text/html; charset=utf-8"),
-        ("nonsense", "text/html; charset=utf-8"),
+        ("application/json", "", "json"),
+        ("application/json, text/html;q=0.5", "", "json"),
+        ("text/html, application/json;q=0.5", "", "html"),
+        ("*/*", "", "html"),
+        ("", "", "html"),
+        ("image/png", "", "html"),
+        ("nonsense", "", "html"),
+        ("*/*", "application/json", "json"),
+        ("", "application/json; charset=utf-8", "json"),
+        ("*/*", "application/vnd.api+json", "json"),
+        ("text/html", "application/json", "html"),
+        ("*/*", "application/x-www-form-urlencoded", "html"),
     ],
 )
-def test_the_kind_of_answer_is_the_clients_choice(accept: str, kind: str) -> None:
-    with hold("export"):
-        assert export(request(accept))["Content-Type"] == kind
+def test_the_kind_of_answer_is_the_clients_choice(accept: str, sent: str, kind: str) -> None:
+    with hold("export", timeout=20):
+        answer = locked("export", status_code=503)(never)(request(accept, sent))
+    assert (answer.status_code, answer["Cache-Control"]) == (503, "no-store")
+    if kind == "json":
+        assert answer["Content-Type"] == "application/json"
+        body = json.loads(answer.content)
+        assert body["retry_after"] == int(answer["Retry-After"])
+        assert set(body) == {"detail", "retry_after"}
+    else:
+        assert answer["Content-Type"] == "text/html; charset=utf-8"
 
 
 def test_a_project_without_django_templates_gets_plain_text(settings: Any) -> None:

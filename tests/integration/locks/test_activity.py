@@ -64,21 +64,6 @@ def test_a_conflict_names_a_holder_who_has_not_described_itself_yet() -> None:
     assert f"{hostname()}, process {os.getpid()}, thread MainThread" in str(conflict.value)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_so_does_that_of_locked(asynchronous: bool) -> None:
-    refused: list[Any] = []
-
-    @locked("early", on_conflict=refused.append)
-    def call() -> None: ...
-
-    @locked("early", on_conflict=refused.append)
-    async def acall() -> None: ...
-
-    with caches["default"].lock("early"):
-        asyncio.run(acall()) if asynchronous else call()
-    assert (refused[0].holder.host, refused[0].holder.pid) == (hostname(), os.getpid())
-
-
 # -- requests ----------------------------------------------------------------------------------
 
 

@@ -163,28 +163,6 @@ class TestCancelling:
     """A task that waits is cancelled. Grants live for a minute here, so that one that was lost
     shows."""
 
-    def test_at_any_moment(self, client: redis.Redis, redis_server: RedisServer) -> None:
-        async def main() -> None:
-            async with connected(redis_server) as server:
-                holder = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
-                waiter = AsyncLock(server, "tasks", timeout=60, grant_timeout=60)
-                for number in range(examples(150)):
-                    assert await holder.acquire(blocking_timeout=PATIENCE)
-                    wait = PATIENCE * 2 if number % 2 else None
-                    tasks = [asyncio.create_task(waiter.acquire(True, wait)) for _ in range(3)]
-                    await asyncio.sleep(random.random() * 0.005)
-                    for task in tasks:
-                        task.cancel()
-                    done, pending = await asyncio.wait(tasks, timeout=PATIENCE)
-                    assert not pending, "the cancellation was lost"
-                    assert all(task.cancelled() for task in done)
-                    await holder.release()
-                await until_nobody_is_registered(client)
-
-        asyncio.run(main())
-        assert not places("tasks")
-        until(lambda: not client.info("clients")["blocked_clients"])
-
     @pytest.mark.parametrize("token", [None, "chosen"])
     def test_at_the_moment_of_the_grant(
         self, client: redis.Redis, redis_server: RedisServer, token: str | None

@@ -279,6 +279,23 @@ def test_note_replaces_a_key_of_another_kind(scripts: Scripts) -> None:
     assert scripts.client.get("events") == b"5 line"
 
 
+def test_news_are_those_of_a_day_and_no_more_than_a_thousand(scripts: Scripts) -> None:
+    def record(event: object, at: object) -> None:
+        scripts.run(RECORD_EVENT, ("events", "news"), event, 3, LONG, at, "")
+
+    now = scripts.now() * 1000
+    record("of yesterday", now - DAY * 1000 - 1_000_000)
+    for number in range(1001):
+        record(number, now - number * 1000)
+    kept = scripts.client.zrange("news", 0, -1, withscores=True)
+    assert [event for event, _ in kept] == [b"%d" % number for number in reversed(range(1000))]
+    record("just now", "")
+    [(event, at)] = scripts.client.zrange("news", -1, -1, withscores=True)
+    assert event == b"just now"
+    assert scripts.is_now(at)
+    assert abs(scripts.client.pttl("news") - DAY) < TOLERANCE
+
+
 def test_heartbeats(scripts: Scripts) -> None:
     assert [scripts.run(HEARTBEAT, ("beat",), LONG) for _ in range(2)] == [0, 1]
     assert abs(scripts.client.pttl("beat") - LONG) < TOLERANCE
@@ -292,55 +309,33 @@ def test_heartbeats(scripts: Scripts) -> None:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def add(scripts: Scripts, *named: str, keys: tuple[str, ...] = ("hour",), most: int = 2) -> None:
-    """Each hash has buckets of a day, and keeps three."""
-    periods = (DAY // 1000, 3) * len(keys)
-    assert scripts.run(ADD_FIGURES, keys, most, "rest", *periods, *named) == 1
+#: What is added to the hash of each hour, one call after the other, and what is kept of that.
+FIGURES: dict[str, tuple[list[list[str]], dict[str, str]]] = {
+    "sums and maxima": (
+        [["s\na", "1 0 m5 m5"], ["s\na", "2 3 m4 m6 9", "s\nb", "1"]],
+        {"s\na": "3 3 m5 m6 9", "s\nb": "1"},
+    ),
+    "nothing": ([["s\na", "1 m5 0 0"], ["s\na", "0 0 m2 0"]], {"s\na": "1 m5 m2 0"}),
+    "too many names": (
+        [["s\na", "1", "s\nb", "1", "s\nc", "2", "t\nd", "4", "s\ne", "8", "s\na", "16"]],
+        {"s\na": "17", "s\nb": "1", "s\nrest": "10", "t\nrest": "4"},
+    ),
+}
 
 
-def figures(scripts: Scripts, key: str = "hour") -> dict[str, str]:
-    at, flat = scripts.run(READ_FIGURES, (key,))
-    assert abs(at - scripts.now() / 1000) < TOLERANCE / 1000
-    return {str(k, "utf8"): str(v, "utf8") for k, v in zip(flat[::2], flat[1::2], strict=True)}
-
-
-def test_figures_are_added(scripts: Scripts) -> None:
-    add(scripts, "s\na", "1 0 m5 m5", keys=("hour", "week"))
-    add(scripts, "s\na", "2 3 m4 m6 9", "s\nb", "1", keys=("hour", "week"))
+@pytest.mark.parametrize("case", FIGURES)
+def test_figures_are_added(scripts: Scripts, case: str) -> None:
+    """Each hash has buckets of a day, keeps three, and two names of each."""
+    calls, kept = FIGURES[case]
+    for named in calls:
+        periods = (DAY // 1000, 3) * 2
+        assert scripts.run(ADD_FIGURES, ("hour", "week"), 2, "rest", *periods, *named) == 1
     today = str(scripts.now() // DAY)
-    kept = {"now": today, today: "2", f"{today} s\na": "3 3 m5 m6 9", f"{today} s\nb": "1"}
+    names = min(len(kept), 2)
+    expected = {"now": today, today: f"{names}", **{f"{today} {k}": v for k, v in kept.items()}}
     for key in ("hour", "week"):
-        assert figures(scripts, key) == kept
+        at, flat = scripts.run(READ_FIGURES, (key,))
+        assert abs(at - scripts.now() / 1000) < TOLERANCE / 1000
+        found = {str(k, "utf8"): str(v, "utf8") for k, v in zip(flat[::2], flat[1::2], strict=True)}
+        assert found == expected
         assert abs(scripts.client.pttl(key) - 4 * DAY) < TOLERANCE
-
-
-def test_figures_of_nothing_change_nothing(scripts: Scripts) -> None:
-    add(scripts, "s\na", "1 m5 0 0")
-    add(scripts, "s\na", "0 0 m2 0")
-    today = str(scripts.now() // DAY)
-    assert figures(scripts)[f"{today} s\na"] == "1 m5 m2 0"
-
-
-def test_too_many_names_are_kept_together(scripts: Scripts) -> None:
-    add(scripts, "s\na", "1", "s\nb", "1", "s\nc", "2", "t\nd", "4", "s\ne", "8", "s\na", "16")
-    today = str(scripts.now() // DAY)
-    kept = {"now": today, today: "2", f"{today} s\na": "17", f"{today} s\nb": "1"}
-    assert figures(scripts) == kept | {f"{today} s\nrest": "10", f"{today} t\nrest": "4"}
-
-
-def test_old_buckets_are_dropped(scripts: Scripts) -> None:
-    today = scripts.now() // DAY
-    old = {f"{today - age}{name}": "1" for age in range(1, 5) for name in ("", " s\na")}
-    scripts.client.hset("hour", mapping={**old, "now": today - 1})
-    add(scripts, "s\na", "1")
-    assert {field.split(" ")[0] for field in figures(scripts)} == {
-        "now",
-        *(str(today - age) for age in range(3)),
-    }
-
-
-def test_old_buckets_are_looked_for_once(scripts: Scripts) -> None:
-    today = scripts.now() // DAY
-    scripts.client.hset("hour", mapping={"1 s\na": "1", "now": today})
-    add(scripts, "s\na", "1")
-    assert "1 s\na" in figures(scripts)

@@ -18,7 +18,6 @@ from redis.asyncio import BlockingConnectionPool
 from django_redis_lock import AsyncLock, Lock, LockError
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.keeper import SentOnce, keeper
-from django_redis_lock.locking.lock import ThreadWaiter
 from django_redis_lock.protocol import hostname
 from tests import lanes
 from tests.holding import silence
@@ -279,15 +278,6 @@ class TestPools:
 
         asyncio.run(asyncio.wait_for(main(), PATIENCE / 2))
         until(lambda: not client.exists(NAME))  # The last may have passed it to who had left.
-
-
-@pytest.mark.parametrize("blocking_timeout", [None, 5])
-def test_a_free_lock_needs_no_queue(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, blocking_timeout: float | None
-) -> None:
-    monkeypatch.setattr(ThreadWaiter, "__init__", None)
-    with Lock(client, NAME, timeout=5, blocking_timeout=blocking_timeout):
-        assert not client.exists(f"{{{NAME}}}:waiters")
 
 
 def test_the_longest_wait(client: redis.Redis) -> None:

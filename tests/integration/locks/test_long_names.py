@@ -9,9 +9,7 @@ import itertools
 import sys
 import time
 import tracemalloc
-from collections import Counter
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -161,38 +159,9 @@ def expect_no_growth(use: Callable[[str], Any], clean_up: Callable[[], Any] = in
     use("first")
     tracemalloc.start()
     try:
-        assert not (grows() and grows() and grows()), keepers_of_long_names()
+        assert not (grows() and grows() and grows())
     finally:
         tracemalloc.stop()
-
-
-def keepers_of_long_names() -> list[str]:
-    """What refers to each text of that length, and to that, in turn."""
-    long = {
-        id(text): text
-        for container in gc.get_objects()
-        for text in gc.get_referents(container)
-        if isinstance(text, (str, bytes)) and len(text) >= LENGTH
-    }
-    told = Counter(_way_to(text) for text in long.values())
-    return [f"{number} by {way}" for way, number in told.most_common(10)]
-
-
-def _way_to(found: object) -> str:
-    way, passed = [], {id(found)}
-    for _ in range(6):
-        passed.add(id(passed))
-        referrers = [
-            each
-            for each in gc.get_referrers(found)
-            if id(each) not in passed and not isinstance(each, FrameType) and type(each) is not list
-        ] or [each for each in gc.get_referrers(found) if type(each) is list and len(each) < 10_000]
-        if not referrers:
-            break
-        found = referrers[0]
-        passed.add(id(found))
-        way.append(f"{type(found).__module__}.{type(found).__qualname__}")
-    return " < ".join(way)
 
 
 @pytest.mark.sample(0)

@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -446,15 +445,6 @@ class TestInCaches:
                 cache.lock(("account-7", "account-8"), blocking=False).__enter__()
             assert conflict.value.lock_name == "account-7"
         assert not cache.lock(["account-1", "account-7"]).locked()
-
-    @pytest.mark.parametrize("policy", ["local", "run"])
-    def test_with_a_fallback(self, cache: Any, policy: str) -> None:
-        make = partial(cache.lock, ["account-1", "account-7"], on_redis_down=policy)
-        with make(blocking=False) as lock:
-            assert not elsewhere(make(blocking=False).acquire)
-            assert lock.degraded is None
-        with make(blocking=False):
-            pass
 
     def test_servers_are_refused(self, cache: Any) -> None:
         with pytest.raises(ValueError, match="leave using out"):

@@ -4,20 +4,17 @@ do. What happens when some of them fail is in ``tests/faults/test_redlock_faults
 from __future__ import annotations
 
 import _thread
-import os
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 
-from django_redis_lock import AsyncRedlock, LockNotAcquired, Redlock
+from django_redis_lock import AsyncRedlock, Redlock
 from django_redis_lock.history import CrashRecord
 from django_redis_lock.ops.inventory.listing import inspect
-from django_redis_lock.protocol import hostname
 from tests.holding import crash, hurry
 from tests.lock_contract import LockContract
 from tests.processes import until
@@ -60,20 +57,6 @@ class TestRedlock(LockContract):
     @pytest.fixture
     def backend(self, clients: list[redis.Redis]) -> Backend:
         return OnFive(clients)
-
-    @pytest.mark.sample(1)
-    def test_a_lock_whose_object_is_gone_expires(self, clients: list[redis.Redis]) -> None:
-        assert Redlock(clients, "forgotten", timeout=0.2, renew=True).acquire()
-        until(lambda: not any(client.exists("forgotten") for client in clients))
-
-    @pytest.mark.sample(1)
-    def test_a_conflict_names_a_holder_who_has_not_described_itself_yet(
-        self, clients: list[redis.Redis]
-    ) -> None:
-        make = partial(Redlock, clients, "early", 60, blocking=False, server_timeout=AMPLE)
-        with make(), pytest.raises(LockNotAcquired) as conflict, make():
-            pass
-        assert f"{hostname()}, process {os.getpid()}, thread MainThread" in str(conflict.value)
 
     @pytest.mark.sample(1)
     def test_who_died_is_remembered_on_each_server(
