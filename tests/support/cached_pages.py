@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from django.core.cache import cache
 from django.http import HttpRequest
 from django.test import RequestFactory
@@ -16,6 +19,13 @@ def ask(path: str = "/page/", method: str = "get", **headers: str) -> HttpReques
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     request: HttpRequest = getattr(RequestFactory(), method)(path, headers=given)
     return request
+
+
+def finished(response: Any) -> Any:
+    """``response``, awaited and rendered, as Django's handlers do."""
+    if asyncio.iscoroutine(response):
+        response = asyncio.run(response)
+    return response.render() if hasattr(response, "render") else response
 
 
 def expire_pages() -> None:

@@ -254,15 +254,6 @@ def slow() -> Iterator[Any]:
     finish.set()
 
 
-def test_a_computation_under_way_is_not_kept_when_it_is_invalidated(slow: Any) -> None:
-    asking = Asking(slow)
-    assert slow.begun.wait(PATIENCE)
-    slow.invalidate()
-    slow.finish.set()
-    assert asking.found() == "value 1"
-    assert cache.get("slow") is None
-
-
 def test_during_a_refresh_others_get_the_old_value_or_wait(slow: Any, client: redis.Redis) -> None:
     cache.set("slow", "old", 3)
     refreshing = Asking(slow.refresh)

@@ -41,7 +41,7 @@ from django_redis_lock.exceptions import ComputationFailed
 from tests.lanes import IN_MEMORY
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
-from tests.support.cached_pages import MEMORY, PLAIN, ask, expire_pages, followers
+from tests.support.cached_pages import MEMORY, PLAIN, ask, expire_pages, finished, followers
 from tests.support.logs import logged
 
 
@@ -557,9 +557,7 @@ def test_a_page_that_is_not_stored_says_why(
         group = uuid4().hex
         page = cached_page(None, group=group)(aview if kind == "async" else view)
         for _ in range(2):
-            response: Any = page(ask(f"/{number}/"))
-            response = asyncio.run(response) if kind == "async" else response
-            response = response.render() if hasattr(response, "render") else response
+            response = finished(page(ask(f"/{number}/")))
             assert response["X-Cache"] == f"skip; {why}"
         [line] = logged(caplog, "pages", group)
         assert why in line

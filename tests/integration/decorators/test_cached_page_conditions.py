@@ -23,7 +23,7 @@ from django_redis_lock import cached_page, locked
 from django_redis_lock.contention import redirect_to, respond, skip
 from tests.holding import hold
 from tests.processes import in_threads, until
-from tests.support.cached_pages import expire_pages, followers
+from tests.support.cached_pages import expire_pages, finished, followers
 
 pytestmark = [pytest.mark.usefixtures("client"), pytest.mark.invariant("C6")]
 TEMPORARY = [408, 425, 429, 500, 503]
@@ -83,23 +83,17 @@ class Page:
         return response
 
     def view(self) -> Any:
-        view = self.__call__
+        view: Any = self.__call__
         if self.kind == "condition":
             view = condition(etag_func=lambda request: '"e"')(view)
         if self.kind == "async":
 
             async def aview(request: HttpRequest) -> Any:
-                return view(request)
+                return self(request)
 
-            page = cached_page(60, stale=1000)(aview)
-            return lambda request: asyncio.run(page(request))
-        page = cached_page(60, stale=1000)(view)
-
-        def rendered(request: HttpRequest) -> Any:
-            response = page(request)
-            return response.render() if hasattr(response, "render") else response
-
-        return rendered
+            view = aview
+        page: Any = cached_page(60, stale=1000)(view)
+        return lambda request: finished(page(request))
 
 
 @pytest.mark.parametrize("kind", ["plain", "condition", "template", "async"])

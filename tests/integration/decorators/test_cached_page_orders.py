@@ -35,7 +35,7 @@ from rest_framework.views import APIView
 from django_redis_lock import cached_page
 from tests.lanes import IN_MEMORY, some
 from tests.processes import PATIENCE, in_threads, until
-from tests.support.cached_pages import MEMORY, PLAIN, expire_pages, followers
+from tests.support.cached_pages import MEMORY, PLAIN, expire_pages, finished, followers
 
 pytestmark = pytest.mark.invariant("U1")
 
@@ -71,12 +71,6 @@ def ask(user: str = "", kind: str = "", method: str = "get", **headers: str) -> 
     request: Any = getattr(RequestFactory(), method)("/page/", headers=given)
     request.user = User(user)
     return request
-
-
-def respond_as_django(view: Any, request: Any) -> Any:
-    """As Django's handler does, of what concerns pages."""
-    response = view(request)
-    return response.render() if hasattr(response, "render") else response
 
 
 def seen_by(response: Any) -> tuple[Any, ...]:
@@ -186,7 +180,7 @@ def test_all_orders_of_decorators(name: str) -> None:
         answers = []
         for page in (cached_page(60, stale=5), cache_page(60, cache="plain")):
             view = decorated(VIEWS[name], order, page)
-            answers.append([seen_by(respond_as_django(view, ask(**of))) for of in REQUESTS])
+            answers.append([seen_by(finished(view(ask(**of)))) for of in REQUESTS])
         cache.clear()
         caches["plain"].clear()
         ours, theirs = answers
@@ -213,7 +207,7 @@ def test_rest_views(name: str) -> None:
     def answers(page: Any) -> list[Any]:
         decorate = method_decorator([vary_on_cookie, page], name=name)
         view = decorate(type("V", (Report,), {"get": Report.get})).as_view()
-        return [respond_as_django(view, ask(user)).content for user in "abab"]
+        return [finished(view(ask(user))).content for user in "abab"]
 
     assert answers(cached_page(60)) == answers(cache_page(60, cache="plain"))
     assert calls == ["a", "b"] * 2
@@ -258,7 +252,7 @@ def test_a_rest_view_is_refreshed_in_the_background(name: str) -> None:
     def get(accept: str) -> tuple[Any, ...]:
         request = ask("a", accept=accept)
         request.user = AnonymousUser()  # The view reads it.
-        status, content, headers = seen_by(respond_as_django(REST[name], request))
+        status, content, headers = seen_by(finished(REST[name](request)))
         return status, content, [(name, {*value.split(", ")}) for name, value in headers]
 
     numbers.clear()
@@ -378,12 +372,12 @@ def test_a_page_with_a_token_is_never_stored(when: str, outside: Any) -> None:
 
     page = cached_page(60)(view)
     page = page if outside is None else outside(page)
-    found = {respond_as_django(page, ask(user)).content for user in "ab"}
+    found = {finished(page(ask(user))).content for user in "ab"}
     assert len(found) == 2
     # Another decorator's token is not in the page.
     if outside is ensure_csrf_cookie:
         page = outside(cached_page(60, key_prefix="no token")(plain))
-        assert [respond_as_django(page, ask(user)).content for user in "ab"] == [b"a", b"a"]
+        assert [finished(page(ask(user))).content for user in "ab"] == [b"a", b"a"]
 
 
 # -- the flight is open until the rendering ------------------------------------------------------
@@ -420,7 +414,7 @@ def crowd(page: Any, slow: Slow, users: str, waiting: int) -> list[bytes]:
 
     left = list(users)
     threading.Thread(target=release, daemon=True).start()
-    return sorted(in_threads(len(users), lambda: respond_as_django(page, ask(left.pop())).content))
+    return sorted(in_threads(len(users), lambda: finished(page(ask(left.pop()))).content))
 
 
 def test_a_crowd_waits_for_the_rendering() -> None:
@@ -450,7 +444,7 @@ def test_a_rendering_that_fails_lets_one_follower_take_over() -> None:
 
     def visit(request: Any) -> HttpResponse:
         try:
-            response: HttpResponse = respond_as_django(page, request)
+            response: HttpResponse = finished(page(request))
             return response
         except KeyError:
             return HttpResponse("error")
@@ -464,12 +458,12 @@ def test_a_stale_page_is_served_if_the_rendering_fails(background: bool) -> None
     slow = Slow()
     slow.going.set()
     page = vary_on_cookie(cached_page(60, stale=1000, background=background)(slow.view))
-    first = respond_as_django(page, ask("a"))
+    first = finished(page(ask("a")))
     assert first.content == b"a"
     expire_pages()
     slow.rendered.clear()
     slow.error = KeyError("no data")
-    assert respond_as_django(page, ask("a")).content == b"a"
+    assert finished(page(ask("a"))).content == b"a"
     until(lambda: slow.rendered == ["a"])
 
 
@@ -490,11 +484,11 @@ def test_in_the_background_a_page_varies_and_lasts_as_before(
         vary_on_cookie(cached_page(timeout, stale=1000, background=True)(view))
     )
     for user in "ab":
-        respond_as_django(page, ask(user))
+        finished(page(ask(user)))
     expire_pages()
-    assert respond_as_django(page, ask("a")).content == b"a 1"
-    until(lambda: respond_as_django(page, ask("a")).content == b"a 3")
+    assert finished(page(ask("a"))).content == b"a 1"
+    until(lambda: finished(page(ask("a"))).content == b"a 3")
     longest = max(cache.pttl(key) for key in cache.keys("*cache_page.*.GET.*"))
     assert 1000 * (kept - 10) < longest <= 1000 * kept
-    assert respond_as_django(page, ask("b")).content in (b"b 2", b"b 4")
-    assert respond_as_django(page, ask("c")).content.startswith(b"c")
+    assert finished(page(ask("b"))).content in (b"b 2", b"b 4")
+    assert finished(page(ask("c"))).content.startswith(b"c")

@@ -3,7 +3,6 @@ what it deletes is older than its page, which is stored all the same (invariant 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from django_redis_lock import cached_page
 from django_redis_lock.middleware import CachedPageMiddleware
 from tests.lanes import IN_MEMORY
 from tests.processes import in_threads
-from tests.support.cached_pages import MEMORY, ask
+from tests.support.cached_pages import MEMORY, ask, finished
 
 pytestmark = pytest.mark.invariant("C6")
 
@@ -72,16 +71,7 @@ class Views:
 
 
 def respond(view: Any, request: HttpRequest) -> str:
-    response = view(request)
-    if asyncio.iscoroutine(response):
-
-        async def awaited() -> Any:
-            return await response
-
-        response = asyncio.run(awaited())
-    if hasattr(response, "render") and not response.is_rendered:
-        response = response.render()
-    return str(response.content.decode())
+    return str(finished(view(request)).content.decode())
 
 
 @pytest.fixture(autouse=True, params=["redis", "prefix", IN_MEMORY])

@@ -3,7 +3,6 @@ another's. What depends on a header that no ``Vary`` names, Django's ``cache_pag
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import random
 import re
@@ -43,7 +42,7 @@ from rest_framework.views import APIView
 
 from django_redis_lock import cached_page
 from django_redis_lock.middleware import CachedPageMiddleware
-from tests.support.cached_pages import PLAIN
+from tests.support.cached_pages import PLAIN, finished
 
 pytestmark = pytest.mark.invariant("U1")
 
@@ -190,25 +189,15 @@ def stack(random_: random.Random) -> tuple[str, Callable[..., Any]]:
 
 
 def respond(view: Any, request: Any) -> str:
-    def answer() -> Any:
-        response = view(request)
-        if asyncio.iscoroutine(response):
-            response = asyncio.run(_awaited(response))
-        return response.render() if hasattr(response, "render") else response
-
     try:
         with translation.override("de" if request.name == "bob" else "en"):
-            response = answer()
+            response = finished(view(request))
     except Http404:
         return ""
     response = SessionMiddleware(lambda request: response).process_response(request, response)
     if response.get("Content-Encoding") == "gzip":
         return gzip.decompress(response.content).decode()
     return str(response.content.decode()) + str(response.get("Content-Security-Policy", ""))
-
-
-async def _awaited(coroutine: Any) -> Any:
-    return await coroutine
 
 
 def others(request: Any, text: str) -> list[str]:
@@ -245,8 +234,7 @@ def test_no_visitor_sees_what_is_anothers(seed: int, client: redis.Redis, settin
             plain_view = made(lambda view: view, plain=True)
 
             def rendered(request: Any, view: Any = plain_view) -> Any:
-                response = view(request)
-                response = response.render() if hasattr(response, "render") else response
+                response = finished(view(request))
                 return SessionMiddleware(lambda _: response).process_response(request, response)
 
             ours, what = CachedPageMiddleware(rendered), f"middleware: {what}"

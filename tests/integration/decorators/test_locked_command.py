@@ -221,46 +221,6 @@ def test_a_signal_that_ends_a_command_releases_its_lock(
     assert not client.keys(":lock:1:*")
 
 
-class WithAHandler(Ran):
-    """With a handler of its own, as a program may have it."""
-
-    def run_from_argv(self, argv: list[str]) -> None:
-        for number in ENDINGS:
-            signal.signal(number, lambda number, frame: sys.exit(3))
-        super().run_from_argv(argv)
-
-
-@locked("nightly")
-class LockedWithAHandler(WithAHandler):
-    pass
-
-
-@locked("fragile", on_lost="terminate")
-class FragileWithAHandler(WithAHandler):
-    pass
-
-
-class UnderRunLocked(WithAHandler):
-    """In its process, as ``manage.py run_locked`` runs it."""
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        get_commands()["ran"] = Ran(self.link)
-        call_command("run_locked", "nightly", "--", "ran")
-
-
-@pytest.mark.parametrize("number", ENDINGS)
-@pytest.mark.parametrize("kind", [LockedWithAHandler, FragileWithAHandler, UnderRunLocked])
-def test_the_handler_of_a_program_is_called_and_chooses_the_exit_code(
-    redis_server: RedisServer, client: redis.Redis, kind: type[Ran], number: signal.Signals
-) -> None:
-    with processes(run_in_a_process, kind) as (worker,):
-        worker.go()
-        assert worker.hear() == "running"
-        os.kill(worker.pid, number)
-        assert worker.result()[0] == 3
-    assert not client.keys(":lock:1:*")
-
-
 def heed_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, list[int], bool]:
     """With a handler, as under ``nohup``, and with a dump of all threads on SIGQUIT."""
     heard: list[int] = []
@@ -279,7 +239,33 @@ def heed_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, list[int], bool
 
 
 class RunLocked(Ran):
-    handle = UnderRunLocked.handle
+    """In its process, as ``manage.py run_locked`` runs it."""
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        get_commands()["ran"] = Ran(self.link)
+        call_command("run_locked", "nightly", "--", "ran")
+
+
+def run_with_handlers(link: Link, kind: type[Ran]) -> tuple[int, str, str, int]:
+    """With handlers of its own, as a program may have them."""
+    for number in ENDINGS:
+        signal.signal(number, lambda number, frame: sys.exit(3))
+    return run(kind, link)
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("kind", [Nightly, Fragile, RunLocked])
+def test_the_handler_of_a_program_is_called_and_chooses_the_exit_code(
+    redis_server: RedisServer, client: redis.Redis, kind: type[Ran], number: signal.Signals
+) -> None:
+    with processes(run_with_handlers, kind) as (worker,):
+        worker.go()
+        assert worker.hear() == "running"
+        os.kill(worker.pid, number)
+        if kind is Fragile:
+            assert worker.hear() == "cleaning up"
+        assert worker.result()[0] == 3
+    assert not client.keys(":lock:1:*")
 
 
 @pytest.mark.parametrize("kind", [Nightly, Stubborn, RunLocked])
