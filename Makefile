@@ -111,7 +111,7 @@ model: | $(RUN) ### Check the model of the lock protocol; needs spin and gcc, ta
 mutations: $(INSTALLED) ### Test the tests: each small change of a Lua script must make one fail; takes long.
 	$(RUN) -m tests.model.mutations $(ARGS)
 
-mutations-python: $(INSTALLED) ### The same of lines of Python, 120 drawn by a seed; takes an hour or two.
+mutations-python: $(INSTALLED_COVERAGE) ### The same of lines of Python, 120 drawn by a seed; takes an hour or two.
 	$(RUN) -m tests.model.mutations_python $(ARGS)
 
 soak: $(INSTALLED) ### Real processes under faults, MINUTES (10) for each of the workloads in ARGS (all).

@@ -128,21 +128,24 @@ def answers(call: Callable[[], Any]) -> bool:
     return True
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_refused_connection_does_not_open_the_breaker(
-    own_server: RedisServer, own_client: redis.Redis
+    own_server: RedisServer, own_client: redis.Redis, asynchronous: bool
 ) -> None:
     """It costs nothing; and a server that is back is used at once."""
-    lock = Lock(own_client, "faulty", timeout=30)
-    own_server.kill()
-    for _ in range(CALLS):
-        with pytest.raises(redis.ConnectionError) as caught:
-            lock.acquire()
-        assert not isinstance(caught.value, CircuitOpen)
-    assert breaker_of(own_client).failing
-    own_server.start()
-    assert lock.acquire(blocking=False)
-    assert not breaker_of(own_client).failing
-    lock.release()
+    with in_tasks(own_client) as tasks:
+        make = tasks.make_lock if asynchronous else partial(Lock, own_client)
+        lock = make("faulty", timeout=30)
+        own_server.kill()
+        for _ in range(CALLS):
+            with pytest.raises(redis.ConnectionError) as caught:
+                lock.acquire()
+            assert not isinstance(caught.value, CircuitOpen)
+        assert breaker_of(own_client).failing
+        own_server.start()
+        assert lock.acquire(blocking=False)
+        assert not breaker_of(own_client).failing
+        lock.release()
 
 
 def test_a_waiter_lives_through_it_and_a_renewal_ends_it(

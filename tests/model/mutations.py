@@ -44,10 +44,13 @@ PACKAGE = "django_redis_lock"
 #: Percent of the mutants that must be caught.
 THRESHOLD = 95
 #: Not needed to run the tests of the scripts.
-NOT_COPIED = (".git", ".venv*", ".tox", "build", "*.egg-info", ".*_cache", "benchmarks")
+NOT_COPIED = (".git", ".venv*", ".tox", "build", "*.egg-info", ".*_cache")
 
 #: A test that hangs, as ``faulthandler_timeout`` says, ends the run.
 HANGS = ("-o", "faulthandler_exit_on_timeout=true") if pytest.version_tuple >= (9,) else ()
+
+#: How it is told that the tests ended without naming one.
+EXIT = "exit code"
 
 #: Which tests matter for which scripts (as patterns of their names), the quick ones first. They are
 #: found by file name, wherever in ``tests`` they are.
@@ -444,6 +447,9 @@ class Workshop:
         """The test files to run for some blocks."""
         return list(self._tests or dict.fromkeys(file for each in some for file in files_for(each)))
 
+    def tests_for(self, mutant: Mutant) -> list[str]:
+        return self.files_for([mutant.block])
+
     def run(self, mutant: Mutant) -> Outcome:
         began = time.monotonic()
         copy = self._copy()
@@ -453,7 +459,7 @@ class Workshop:
         lines[mutant.number] = mutant.after + "\n"
         path.write_text("".join(lines))
         try:
-            caught_by = self._run(copy, self.files_for([mutant.block]), self._timeout)
+            caught_by = self._run(copy, self.tests_for(mutant), self._timeout)
         finally:
             path.write_text(original)
         return Outcome(mutant, caught_by, time.monotonic() - began)
@@ -476,6 +482,7 @@ class Workshop:
                 **os.environ,
                 "PYTHONPATH": places,
                 "TESTING_MUTANTS": "1",
+                "COLUMNS": "1000",  # pytest cuts the names of tests otherwise.
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -492,8 +499,11 @@ class Workshop:
             _end(tests)
         if tests.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return ""
-        failed = re.search(r"^(?:FAILED|ERROR) \S*?([^/\s]+)(?: |$)", said, re.MULTILINE)
-        return failed[1] if failed else f"exit code {tests.returncode}: {said[-200:]}"
+        if failed := re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE):
+            return failed[1]
+        if missing := re.search(r"^ERROR: (?:not found|found no).*", said, re.MULTILINE):
+            raise ValueError(missing[0])
+        return f"{EXIT} {tests.returncode}: {said[-200:]}"
 
 
 def _end(tests: subprocess.Popen[str]) -> None:

@@ -2,10 +2,10 @@
 
 Each mutant is the package with one line changed: a comparison, a condition, a statement left out, a
 number. The mutants are drawn by a seed from the modules that keep locks and values right, the same
-of lines that have not changed. With each, one of the tests nearest to the module (``TESTS``) must
-fail twice, and pass without it: the tests of the first lane, then those of ``--all``. They are
-tests of behaviour: of public calls on real servers, in real threads, tasks and processes; of
-tests/unit, only tables over pure functions.
+of lines that have not changed. One of the tests that run the line must fail twice with it, and pass
+without it. A run of the whole suite under coverage says which these are, and how long they take.
+They are tests of behaviour: of public calls on real servers, in real threads, tasks and processes;
+of tests/unit, only tables over pure functions.
 
     make mutations-python ARGS="--list"
     make mutations-python ARGS="--seed 7 --most 30 -j 2"
@@ -17,98 +17,37 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import json
+import os
 import re
+import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.model.mutations import HANGS, PACKAGE, ROOT, Block, Mutant, Outcome, Workshop
+from coverage import CoverageData
+
+from tests.model.mutations import EXIT, HANGS, PACKAGE, ROOT, Block, Mutant, Outcome, Workshop
 
 #: Percent of the mutants that must be caught.
 THRESHOLD = 85
 
-#: By module, or the package it is in: the names of the test files, the quick ones first. The
-#: longest name counts.
-TESTS: dict[str, str] = {
-    "locking": "owner lock_arguments lock lock_waiting async_lock reentry clients logging signals "
-    "why_lost lost_replies interrupts",
-    "locking.base": "lock cache_lock lock_waiting async_lock logging signals reentry why_lost "
-    "refusals out_of_memory redis_down failover_sentinel lost_replies interrupts",
-    "history": "inventory_scripts heartbeat logging inventory why_lost instant_loss",
-    "locking.aio": "async_lock cancel_on_lost reentry unconfirmed_grants cancelled closed_waits "
-    "dead_pop forgotten_connections lost_replies outage",
-    "locking.lock": "lock lock_waiting logging unconfirmed_grants reentry dead_pop "
-    "forgotten_connections lost_replies outage interrupts",
-    "locking.waiting": "lock_waiting lock async_lock unconfirmed_grants closed_waits "
-    "cancelled dead_pop forgotten_connections lost_replies outage redis interrupts",
-    "transport": "packing breaker clients lock get_or_set redis lost_replies "
-    "lost_replies_of_the_cache forgotten_connections outage refusals",
-    "transport.aio_client": "async_lock aget_or_set cancelled redis lost_replies "
-    "forgotten_connections outage moved_address",
-    "transport.aio_connection": "async_lock aget_or_set async_methods cancelled "
-    "forgotten_connections lost_replies_of_the_cache",
-    "transport.circuit_breaker": "breaker redis_down outage",
-    "transport.plain": "clients observed_reads",
-    "transport.server": "packing lock_arguments forks clients lock get_or_set redis "
-    "lost_replies lost_replies_of_the_cache forgotten_connections outage redis_down busy refusals "
-    "moved_address sentinel cluster",
-    "pools": "pool_interrupts lost_replies_of_the_cache postponed_timeouts clients moved_address",
-    "transport.hints": "hints refusals clear",
-    "transport.refusals": "hints refusals full_server busy out_of_memory signal_errors",
-    "keeper": "lock logging redis refusals busy full_server shutdown instant_loss loading outage "
-    "interrupts",
-    "singleflight": "get_or_set stale get_or_set_many error_ttl writes_end_flights aget_or_set "
-    "stampede computation_events nested_values background_context shutdown outage exporters "
-    "interrupts",
-    "singleflight.scripts": "flight_scripts get_or_set get_or_set_many writes_end_flights",
-    "singleflight.runners": "get_or_set stale get_or_set_many outage computation_events",
-    "singleflight.tasks": "aget_or_set stale get_or_set_many outage",
-    "cache": "cache locmem get_or_set get_or_set_many direct_reads own_writes observed_reads "
-    "cache_lock lifetime_by_value lock_keys computation_events where_keys_are_made clear "
-    "clear_prefix without_redis checks",
-    "cache.connections": "cache direct_reads own_writes writes_end_flights computation_events "
-    "async_methods observed_reads cluster_cache lost_replies_of_the_cache read_replicas",
-    "cache.background": "async_methods where_keys_are_made background_context stale aget_or_set",
-    "cache.locks": "arguments first_mistakes cache_lock conf logging lock_keys "
-    "cache_for_locks cache hidden_names where_keys_are_made python_redis_lock_names other_backends "
-    "locmem sentinel redis_down",
-    "cache.keys": "cache async_methods clear clear_prefix hidden_names lock_keys mark_stale "
-    "on_commit",
-    "cache.on_commit": "on_commit",
-    "contrib.other_backends": "other_backends without_redis",
-    "cache.values": "direct_reads get_or_set get_or_set_many stale undecodable observed_reads "
-    "stampede computation_events cache other_tools redis_down arguments lifetime_by_value "
-    "error_ttl aget_or_set",
-    "cache.async_methods": "async_methods aget_or_set lost_replies_of_the_cache own_writes",
-    "contrib.fallback": "locks_of_this_host redis_down fault_table interrupts signal_errors",
-    "contrib.idempotency": "first_mistakes idempotent",
-    "contrib.instant_loss": "instant_loss heartbeat outage",
-    "contrib.pages": "cached_page cached_page_conditions cached_page_orders cached_page_visitors "
-    "cached_page_own_writes cached_page_middleware cached_page_stampede other_backends "
-    "background_context",
-    "contrib.redlock": "lock_arguments redlock_votes redlock_decisions redlock redlock_faults "
-    "instant_loss",
-    "contrib.several_names": "lock_arguments multi_lock shared_handles cancelled several_names "
-    "interrupts signals lost_replies cluster_cache failover_cluster locked_transactions",
-    "contrib.topology": "hints sentinel cluster cluster_cache locked_servers "
-    "failover_sentinel failover_cluster moved_address",
-    "contrib.unique_tasks": "first_mistakes unique_tasks locked_tasks",
-    "decorators": "decorator_keys first_mistakes arguments locked_function locked_view "
-    "locked_tasks locked_transactions locked_who_answers locked_command locked_rest_framework "
-    "locked_class_views reentry logging redis_down",
-    "decorators.cached": "first_mistakes cached cached_page typed_keys on_commit "
-    "where_keys_are_made",
-    "decorators.key_template": "decorator_keys naming typed_keys first_mistakes locked_function",
-    "decorators.on_lost": "locked_command cancel_on_lost run_locked",
-    "decorators.options": "arguments first_mistakes locked_function cached",
-    "decorators.transactions": "locked_transactions on_commit idempotent",
-    "decorators.targets": "targets first_mistakes locked_view locked_class_views "
-    "locked_rest_framework locked_who_answers locked_function",
-}
+#: What is changed: the modules and packages that keep locks and values right.
+MODULES = (
+    "cache", "decorators", "history", "keeper", "locking", "pools", "singleflight", "transport",
+    "contrib.fallback", "contrib.idempotency", "contrib.instant_loss", "contrib.other_backends",
+    "contrib.pages", "contrib.redlock", "contrib.several_names", "contrib.topology",
+    "contrib.unique_tasks",
+)  # fmt: skip
+#: Not under coverage: one looks at all mutexes of the process, the other counts frames.
+NOT_COVERED = ("tests/unit/test_forks.py", "tests/integration/cache/test_nested_values.py")
+#: Of the tests that run a line, so many seconds' worth judge a change of it.
+SECONDS_OF_TESTS = 240.0
 
 
 #: Mutants that change nothing anybody could notice: (module, mutated line) -> why. Of a statement
@@ -303,14 +242,8 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
         ): path
         for path in sorted((root / PACKAGE).rglob("*.py"))
     }
-    return {name: path for name, path in named.items() if tests_of(name)}
-
-
-def tests_of(module: str) -> list[str]:
-    """The names of the test files for a module, the quick ones first."""
-    while module and module not in TESTS:
-        module = module.rpartition(".")[0]
-    return TESTS.get(module, "").split()
+    places = tuple(f"{name}." for name in MODULES)
+    return {name: path for name, path in named.items() if f"{name}.".startswith(places)}
 
 
 def mutants(module: str, path: Path) -> list[Mutant]:
@@ -436,11 +369,56 @@ def chosen(all_of_them: Iterable[Mutant], seed: int, most: int) -> list[Mutant]:
 # -- what must catch it ----------------------------------------------------------------------------
 
 
-class PythonWorkshop(Workshop):
-    """Runs the tests that are nearest to a module."""
+class Measured:
+    """Which tests run a line, from one run of them all under coverage."""
 
-    def __init__(self, folder: Path, timeout: float) -> None:
+    def __init__(self, folder: Path) -> None:
+        """What an earlier run has written into ``folder`` is used again."""
+        coverage, seconds = folder / "coverage", folder / "seconds.json"
+        if not seconds.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            options = "--all -q -n auto --dist worksteal --cov --cov-context=test --cov-report="
+            command = [*options.split(), "-p", "tests.model.measuring", f"--seconds={seconds}"]
+            command += (f"--ignore={file}" for file in NOT_COVERED)
+            environment = os.environ | {"COVERAGE_FILE": str(coverage)}
+            command = [sys.executable, "-m", "pytest", *command]
+            subprocess.run(command, check=False, cwd=ROOT, env=environment)
+        self._seconds: dict[str, float] = json.loads(seconds.read_text())
+        self._data = CoverageData(str(coverage))
+        self._data.read()
+        self._lock = threading.Lock()
+
+    def tests_of(self, path: Path, number: int) -> list[str]:
+        """The tests that run a line (from 1) or, if none does, the next one above that some run:
+        the quickest cell of each table first, then the second of each, and so on."""
+        with self._lock:
+            of_lines = self._data.contexts_by_lineno(str(path))
+        found: set[str] = set()
+        while number and not found:
+            found = {re.sub(r"\|\w+$", "", test) for test in of_lines.get(number, ())} - {""}
+            number -= 1
+        cells: Counter[str] = Counter()
+        ranked = []
+        for seconds, test in sorted((self._seconds.get(test, 0.0), test) for test in found):
+            cells[table := test.partition("[")[0]] += 1
+            ranked.append((cells[table], seconds, test))
+        left, chosen = SECONDS_OF_TESTS, []
+        for _, seconds, test in sorted(ranked):
+            if left > 0:
+                left -= seconds
+                chosen.append(test)
+        return chosen
+
+
+class PythonWorkshop(Workshop):
+    """Runs the tests that run the line which is changed."""
+
+    #: Of a test that is named, all cells run. Once a test may fail because of the machine's load.
+    lane = ("--reruns=1",)
+
+    def __init__(self, folder: Path, timeout: float, measured: Measured) -> None:
         super().__init__(folder, timeout)
+        self._measured = measured
         #: The tests that are known to pass without a mutant, and to fail without one.
         self._pass: set[str] = set()
         self._red: set[str] = set()
@@ -448,8 +426,8 @@ class PythonWorkshop(Workshop):
     def run(self, mutant: Mutant) -> Outcome:
         while True:
             outcome = super().run(mutant)
-            test = _named(outcome.caught_by) if "::" in outcome.caught_by else ""
-            if not test or test in self._pass:
+            test = outcome.caught_by
+            if not test or test in self._pass or test.startswith(EXIT):
                 return outcome
             if not self.run_unchanged([test]):
                 self._pass.add(test)
@@ -457,46 +435,28 @@ class PythonWorkshop(Workshop):
             self._red.add(test)
 
     def _run(self, copy: Path, files: list[str], timeout: float) -> str:
-        """The first test that fails, and then fails again: once may be the machine's load."""
-        left_out = set(self._red)
-        for lane in ([], ["--all"])[: 1 if self.lane else 2]:
-            while True:
-                options = [*lane, *(f"--deselect={test}" for test in sorted(left_out))]
-                failed = super()._run(copy, [*files, *options], timeout)
-                if failed == "time-out" and HANGS:
-                    return ""  # No test hangs: they may take longer without the mutant, too.
-                if not failed:
-                    break
-                again = _named(failed) if "::" in failed else ""
-                if not again or super()._run(copy, [again], timeout):
-                    return failed
-                left_out.add(again)
-        return ""
+        failed = super()._run(
+            copy, [*files, *map("--deselect={}".format, sorted(self._red))], timeout
+        )
+        # No test hangs: they may take longer without the mutant, too.
+        return "" if failed == "time-out" and HANGS else failed
 
-    def files_for(self, some: Iterable[Block]) -> list[str]:
-        names = dict.fromkeys(name for block in some for name in tests_of(block.name))
-        found = (path for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py"))
-        return [str(path.relative_to(ROOT)) for path in found]
-
-
-def _named(failed: str) -> str:
-    """The test that has ``failed``, with all its parameters, by the path of its file."""
-    file, _, test = failed.partition("[")[0].partition("::")
-    function = f"def {test.rpartition('::')[2]}("
-    path = max((ROOT / "tests").rglob(file), key=lambda found: function in found.read_text())
-    return f"{path.relative_to(ROOT)}::{test}"
+    def tests_for(self, mutant: Mutant) -> list[str]:
+        return self._measured.tests_of(mutant.block.path, mutant.number + 1)
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     parser.add_argument("--module", action="append", help="only these, and what is in them")
-    parser.add_argument("--all", action="store_true", help="run all cells of the tables at once")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--most", type=int, default=120, help="mutants in all; 0 for each")
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants at the same time")
     parser.add_argument("--timeout", type=float, default=900, help="seconds for each mutant")
     parser.add_argument("--threshold", type=float, default=THRESHOLD, help="percent to be caught")
+    parser.add_argument(
+        "--measured", type=Path, help="a folder for what tests run, to use it again"
+    )
     options = parser.parse_args(argv)
     wanted = tuple(f"{name}." for name in options.module or ())
     found = [
@@ -514,8 +474,8 @@ def main(argv: list[str]) -> int:
         print(*tried, f"{len(tried)} of {len(found)} mutants", sep="\n")
         return 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        workshop = PythonWorkshop(Path(folder), options.timeout)
-        workshop.lane = ("--all",) if options.all else ()
+        measured = Measured(options.measured or Path(folder, "measured"))
+        workshop = PythonWorkshop(Path(folder), options.timeout, measured)
         outcomes = []
         with ThreadPoolExecutor(options.jobs) as pool:
             for outcome in pool.map(workshop.run, tried):

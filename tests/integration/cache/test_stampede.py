@@ -14,7 +14,8 @@ from django_redis_lock.singleflight import flight
 from tests import lanes
 from tests.processes import PATIENCE, Crew, Link, in_threads, processes, until, waiting_in
 from tests.redis_server import RedisServer
-from tests.support.values import KEY, Broken, blocked
+from tests.support.background import Background
+from tests.support.values import KEY, Broken, Producer, blocked, make
 
 pytestmark = pytest.mark.invariant("C1")
 
@@ -146,37 +147,27 @@ def test_processes_of_nine_threads_share_one_read_each(
     assert scripts == count
 
 
-def test_followers_take_over_after_a_failure_one_at_a_time(
-    redis_server: RedisServer, client: redis.Redis
+@pytest.mark.parametrize("end", ["fails", "is killed"])
+def test_followers_take_over_one_at_a_time_when_their_leader(
+    redis_server: RedisServer, client: redis.Redis, pace: int, end: str
 ) -> None:
-    with processes(ask, redis_server.url, count=4) as crew:
+    options = UNLOOKED if end == "fails" else {"LOCK_FLIGHT_TIMEOUT": 2 * pace}
+    with processes(ask, redis_server.url, 1, options, count=4) as crew:
         crew.go()
         first = leader_of(crew)
         until(lambda: blocked(client) == 3)
-        first.say(Broken("no data"))
-        (error,) = first.result()
-        assert isinstance(error, Broken)
-        assert error.args == ("no data",)
+        if end == "fails":
+            first.say(Broken("no data"))
+            (error,) = first.result()
+            assert isinstance(error, Broken)
+            assert error.args == ("no data",)
+        else:
+            first.kill()
         others = Crew(worker for worker in crew if worker is not first)
         second = leader_of(others)
         until(lambda: blocked(client) == 2)
         second.say("the report")
         assert others.results() == [["the report"]] * 3
-
-
-def test_a_killed_leader_is_replaced(
-    redis_server: RedisServer, client: redis.Redis, pace: int
-) -> None:
-    options = {"LOCK_FLIGHT_TIMEOUT": 2 * pace}
-    with processes(ask, redis_server.url, 2, options, count=3) as crew:
-        crew.go()
-        first = leader_of(crew)
-        until(lambda: blocked(client) == 2)
-        first.kill()
-        others = Crew(worker for worker in crew if worker is not first)
-        second = leader_of(others)
-        second.say("the report")
-        assert others.results() == [["the report"] * 2] * 2
 
 
 def test_a_computation_longer_than_its_flight_is_one_computation(
@@ -186,16 +177,32 @@ def test_a_computation_longer_than_its_flight_is_one_computation(
     with processes(ask, redis_server.url, 1, options, True, count=3) as crew:
         crew.go()
         leader = leader_of(crew)
-        token = client.get(flight_key(KEY))
-        # More renewals than a lifetime needs.
-        for _ in range(5):
-            left = client.pttl(flight_key(KEY))
-            until(lambda at=left: at - client.pttl(flight_key(KEY)) > 50)
-            left = client.pttl(flight_key(KEY))
-            until(lambda at=left: client.pttl(flight_key(KEY)) > at)
-        assert client.get(flight_key(KEY)) == token
+        see_renewals(client)
         leader.say("the report")
         assert crew.results() == [["the report"]] * 3
+
+
+def see_renewals(client: redis.Redis) -> None:
+    """More of them than a lifetime needs."""
+    token = client.get(flight_key(KEY))
+    for _ in range(5):
+        left = client.pttl(flight_key(KEY))
+        until(lambda at=left: at - client.pttl(flight_key(KEY)) > 50)
+        left = client.pttl(flight_key(KEY))
+        until(lambda at=left: client.pttl(flight_key(KEY)) > at)
+    assert client.get(flight_key(KEY)) == token
+
+
+def test_a_refresh_longer_than_its_flight_keeps_it(
+    redis_server: RedisServer, client: redis.Redis, pace: int
+) -> None:
+    cache, anew = make(redis_server, LOCK_FLIGHT_TIMEOUT=1.5 * pace), Producer("anew")
+    anew.finish.clear()
+    refresh = Background(lambda: cache.compute("report", anew, 60))
+    anew.begun.wait()
+    see_renewals(client)
+    anew.finish.set()
+    assert refresh.result() == cache.get("report") == "anew"
 
 
 @pytest.mark.parametrize("is_first", ["leader", "hasty"])

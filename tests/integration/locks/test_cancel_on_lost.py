@@ -135,20 +135,6 @@ def test_a_loss_after_the_block_cancels_nothing(client: redis.Redis) -> None:
     run(client, body)
 
 
-def test_without_the_option_nothing_is_cancelled(client: redis.Redis) -> None:
-    async def body(aclient: redis.asyncio.Redis) -> None:
-        told = asyncio.Event()
-        lock = lock_of(
-            aclient, cancel_on_lost=False, on_lost=told.set, raise_on_release_error=False
-        )
-        async with lock:
-            await lose(aclient, lock)
-            await told.wait()
-            await asyncio.sleep(0.01)
-
-    run(client, body)
-
-
 def test_on_lost_may_be_a_coroutine_function(
     client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -284,13 +284,6 @@ def test_what_was_missed_is_found_out_at_the_reconnection(client: redis.Redis) -
         assert lock.lost.wait(SOON)
 
 
-def test_after_a_cut_connection(client: redis.Redis) -> None:
-    with held(client) as lock:
-        until(lambda: subscribed(client))
-        client.client_kill_filter(_type="pubsub")
-        lock.expect_told(by_reset)
-
-
 def test_it_follows_the_primary(
     client: redis.Redis, own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

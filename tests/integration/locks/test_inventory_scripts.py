@@ -279,6 +279,23 @@ def test_note_replaces_a_key_of_another_kind(scripts: Scripts) -> None:
     assert scripts.client.get("events") == b"5 line"
 
 
+def test_news_are_those_of_a_day_and_no_more_than_a_thousand(scripts: Scripts) -> None:
+    def record(event: object, at: object) -> None:
+        scripts.run(RECORD_EVENT, ("events", "news"), event, 3, LONG, at, "")
+
+    now = scripts.now() * 1000
+    record("of yesterday", now - DAY * 1000 - 1_000_000)
+    for number in range(1001):
+        record(number, now - number * 1000)
+    kept = scripts.client.zrange("news", 0, -1, withscores=True)
+    assert [event for event, _ in kept] == [b"%d" % number for number in reversed(range(1000))]
+    record("just now", "")
+    [(event, at)] = scripts.client.zrange("news", -1, -1, withscores=True)
+    assert event == b"just now"
+    assert scripts.is_now(at)
+    assert abs(scripts.client.pttl("news") - DAY) < TOLERANCE
+
+
 def test_heartbeats(scripts: Scripts) -> None:
     assert [scripts.run(HEARTBEAT, ("beat",), LONG) for _ in range(2)] == [0, 1]
     assert abs(scripts.client.pttl("beat") - LONG) < TOLERANCE

@@ -11,9 +11,9 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,39 +226,33 @@ class Blocking(logging.Handler):
             self.emit(event)
 
 
-@contextmanager
-def handling(blocking: Blocking) -> Iterator[None]:
-    logging.getLogger("django_redis_lock").addHandler(blocking)
-    try:
-        yield
-    finally:
-        blocking.released.set()
-        logging.getLogger("django_redis_lock").removeHandler(blocking)
+LOGGER = logging.getLogger("django_redis_lock")
 
 
-@contextmanager
-def listening(blocking: Blocking) -> Iterator[None]:
-    events.subscribe(blocking)
-    try:
-        yield
-    finally:
-        blocking.released.set()
-        events.unsubscribe(blocking)
-
-
-@pytest.mark.parametrize("attached", [handling, listening])
-def test_one_that_blocks_costs_no_lock_its_renewal(client: redis.Redis, attached: Any) -> None:
+@pytest.mark.parametrize(
+    ("attach", "detach"),
+    [(LOGGER.addHandler, LOGGER.removeHandler), (events.subscribe, events.unsubscribe)],
+    ids=["a handler", "a listener"],
+)
+def test_one_that_blocks_costs_no_lock_its_renewal(
+    client: redis.Redis, attach: Any, detach: Any
+) -> None:
     blocking = Blocking()
     kept, lost = Lock(client, "kept", 60, renew=True), Lock(client, "lost", 60, renew=True)
-    with attached(blocking), kept:
-        assert lost.acquire()
-        client.delete("lost")
-        hurry()
-        until(lambda: blocking.threads)
-        for _ in range(3):
-            renew(client, "kept")
-        assert not kept.lost
+    attach(blocking)
+    try:
+        with kept:
+            assert lost.acquire()
+            client.delete("lost")
+            hurry()
+            until(lambda: blocking.threads)
+            for _ in range(3):
+                renew(client, "kept")
+            assert not kept.lost
+            blocking.released.set()
+    finally:
         blocking.released.set()
+        detach(blocking)
     assert "django_redis_lock keeper" not in blocking.threads
     assert lost.lost
 
