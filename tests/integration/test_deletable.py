@@ -4,17 +4,15 @@ what needs it says so in a sentence."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import django_redis_lock
 from tests.redis_server import GivenServer, RedisServer
+from tests.support.python import python
 
 FOLDER = Path(django_redis_lock.__file__).parent
 PARTS = [
@@ -48,19 +46,9 @@ def without(part: str, folder: Path) -> Path:
 
 
 def run(script: str, part: str, folder: Path, server: RedisServer | GivenServer) -> str:
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name(script), part.partition("/")[2]],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(folder),
-            "PYTHONSAFEPATH": "1",
-            "REDIS_URL": server.url,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    words = (Path(__file__).with_name(script), part.partition("/")[2])
+    path = {"PYTHONPATH": folder, "PYTHONSAFEPATH": "1"}
+    done = python(*words, REDIS_URL=server.url, **path)
     return done.stdout
 
 

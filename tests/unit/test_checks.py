@@ -6,8 +6,6 @@ import functools
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from rest_framework.viewsets import ViewSet
 from django_redis_lock import cached, cached_page, locked, unique_task
 from django_redis_lock.apps import CHECKS_TAG
 from django_redis_lock.ops import checks
+from tests.support.python import python
 
 PACKAGE = Path(checks.__file__).parents[1]
 TEXT = (Path(__file__).parents[2] / "docs" / "checks.md").read_text()
@@ -718,12 +717,9 @@ def run_in_process(code: str, *, app: bool = True, **configured: Any) -> str:
     given = {"INSTALLED_APPS": apps, "CACHES": {"default": cache}, **configured}
     whole = f"import django\nfrom django.conf import settings\nsettings.configure(**{given!r})\n"
     whole += f"django.setup()\nfrom django.core.cache import cache, caches\n{code}"
-    command = [sys.executable, "-c", whole]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    return done.stderr
+    return python("-c", whole).stderr
 
 
-ROOT = Path(__file__).parents[2]
 TWICE = """
 for name in "ab":
     with cache.lock(name): pass

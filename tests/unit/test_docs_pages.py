@@ -164,10 +164,6 @@ def test_every_command_line_that_is_shown_is_understood(line: str) -> None:
     assert name == "locks" or found.command
 
 
-def test_command_lines_are_shown() -> None:
-    assert len(shown()) >= 12
-
-
 def test_every_option_of_run_locked_is_in_its_table() -> None:
     rows = re.findall(r"^\| `(--[a-z-]+)", TEXT, re.MULTILINE)
     assert sorted(rows) == sorted(own_options("run_locked"))
@@ -191,3 +187,24 @@ def test_every_default_of_run_locked_is_the_one_in_the_table() -> None:
         if option != "timeout":  # The setting TIMEOUT.
             value = parsed[option.replace("-", "_")]
             assert shown == (f"{value:g}" if isinstance(value, float) else str(value)), option
+
+
+# -- docs/architecture.md -----------------------------------------------------------------------
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_every_function_of_the_page_is_in_its_file() -> None:
+    folder = ROOT / "django_redis_lock"
+    files = set(re.findall(r"`([a-z_/]+\.py)`", ARCHITECTURE))
+    assert not {f for f in files if not (f.startswith("tests/") or (folder / f).is_file())}
+    steps = re.findall(r"`([a-z_/]+\.py)` · ((?:`\w+`(?:, )?)+)", ARCHITECTURE)
+    assert len(steps) > 10
+    assert not [
+        f"{file} · {name}"
+        for file, names in steps
+        for name in re.findall(r"\w+", names)
+        if not re.search(
+            rf"^ *(?:async )?(?:def|class) {name}\b", (folder / file).read_text(), re.M
+        )
+    ]

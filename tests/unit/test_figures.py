@@ -47,9 +47,12 @@ def test_a_class_ends_at_its_bound() -> None:
     assert sum(counts) == 6
 
 
-def test_nothing_counted() -> None:
+def test_what_few_or_long_times_allow_to_say() -> None:
     empty = distribution()
     assert (empty.count, empty.average, empty.quantile(0.95)) == (0, None, None)
+    assert distribution(*[1.0] * 19).p95 is None
+    assert distribution(*[1.0] * 20).p95 is not None
+    assert distribution(1e6).quantile(0.95) == BOUNDS[-1]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.95, 1.0])
@@ -74,15 +77,6 @@ def test_no_quantile_is_above_the_longest(longest: float) -> None:
     assert (found.p95, found.largest) == (min(longest, BOUNDS[-1]), longest)
     figures.add(read, kept)  # Of another process: the longest is no sum.
     assert Distribution.of(read, figures.HOLDS).largest == longest
-
-
-def test_of_few_samples_95_percent_are_not_claimed() -> None:
-    assert distribution(*[1.0] * 19).p95 is None
-    assert distribution(*[1.0] * 20).p95 is not None
-
-
-def test_what_took_longer_than_all_classes_counts_as_the_last_bound() -> None:
-    assert distribution(1e6).quantile(0.95) == BOUNDS[-1]
 
 
 @pytest.mark.parametrize(

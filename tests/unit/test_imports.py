@@ -6,16 +6,14 @@ import ast
 import graphlib
 import importlib
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import django_redis_lock
 from django_redis_lock.extension import PARTS
+from tests.support.python import python
 from tests.support.sources import tree
 
 PACKAGE = "django_redis_lock"
@@ -213,15 +211,7 @@ import django
 django.setup()
 print(*sorted({{"celery", "django_tasks", "django.contrib.admin"}} & sys.modules.keys()))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"},
-        cwd=FOLDER.parent,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "\n"
+    assert python("-c", code).stdout == "\n"
 
 
 #: Each decorator, and a call of what it makes.
@@ -277,12 +267,7 @@ with locked("block"), cache.lock("other"), cache.lock(["one", "two"]), cache.loc
 
 def test_all_of_it_works_without_docstrings() -> None:
     names = [f"{PACKAGE}.{module}".rstrip(".") for module in MODULES]
-    environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
-    command = [sys.executable, "-OO", "-c", WITHOUT_DOCSTRINGS, *names]
-    done = subprocess.run(
-        command, env=environment, cwd=FOLDER.parent, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-OO", "-c", WITHOUT_DOCSTRINGS, *names)
     assert done.stdout.splitlines()[-5:] == ["200", "200", "200", "200", "0"]
 
 

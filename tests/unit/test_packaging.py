@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import email
-import os
 import re
 import runpy
 import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from django_redis_lock import __version__
+from tests.support.python import python
 
 ROOT = Path(__file__).parents[2]
 #: Where nothing of the distribution is, and what a build would leave behind in the source tree.
@@ -28,7 +25,7 @@ def build(what: str, source: Path, into: Path) -> Path:
     """Build ``what`` ("sdist" or "wheel") from ``source`` with the setuptools installed here."""
     into.mkdir()
     code = f"from setuptools.build_meta import build_{what} as build; build({str(into)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    python("-c", code, cwd=source)
     (built,) = into.iterdir()
     return built
 
@@ -69,6 +66,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
     for language in ("de", "zh_Hans"):
         assert f"django_redis_lock/locale/{language}/LC_MESSAGES/django.mo" in wanted
     assert "django_redis_lock/migrations/0001_initial.py" in wanted
+    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == wanted | {"django_redis_lock_pytest.py"}
 
@@ -102,20 +100,8 @@ with cache.lock("import") as lock:
 def test_what_is_installed_from_the_wheel_works(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     place = tmp_path / "site"
     install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile")
-    subprocess.run(
-        [sys.executable, *install, "--target", str(place), str(wheel.filename)], check=True
-    )
-    environment = {**os.environ, "PYTHONPATH": str(place)}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", SMOKE, str(place)],
-        cwd=tmp_path,
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    python(*install, "--target", place, str(wheel.filename))
+    done = python("-c", SMOKE, place, cwd=tmp_path, PYTHONPATH=place)
     assert "1 lock is held" in done.stdout
 
 
@@ -143,64 +129,6 @@ def test_links_lead_to_the_source_once_it_has_a_url(monkeypatch: pytest.MonkeyPa
     )
     assert setup["source_url"](f'[project.urls]\nSource = "{at}/"\n') == at
     assert setup["source_url"]('Source = "https://s.example/OWNER/x"\n') == ""
-
-
-def test_the_package_index_gets_urls(metadata: email.message.Message) -> None:
-    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
-    assert urls.keys() == {"Source", "Documentation", "Changelog", "Issues"}
-    assert all(url.startswith(urls["Source"]) for url in urls.values())
-
-
-def test_the_owner_is_reminded_of_what_only_an_owner_knows(tmp_path: Path) -> None:
-    """``.ci/owner`` names each file with a placeholder, and nothing else."""
-    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
-    names = {"pyproject.toml", "SECURITY.md", "CODE_OF_CONDUCT.md"}
-    for name in names:
-        shutil.copy(ROOT / name, tmp_path)
-
-    def asked() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(tmp_path / ".ci" / "owner")]
-        return subprocess.run(command, check=False, capture_output=True, text=True)
-
-    placeholders = re.compile(r"/OWNER/|CONTACT@example\.org")
-    left = {name for name in names if placeholders.search((tmp_path / name).read_text())}
-    assert {line.split(": ")[1] for line in asked().stderr.splitlines()} == left
-    assert asked().returncode == bool(left)
-    for name in names:
-        file = tmp_path / name
-        file.write_text(placeholders.sub("/somebody/", file.read_text()))
-    assert asked().returncode == 0
-
-
-def test_pre_commit_has_the_versions_of_make_lint() -> None:
-    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
-    named = set(re.findall(r'"([a-z-]+[<>=]=[^"]+)"', hooks))
-    assert any(each.startswith("ruff==") for each in named)
-    project = (ROOT / "pyproject.toml").read_text()
-    assert {each for each in named if f'"{each}"' not in project} == set()
-    assert ".venv" not in hooks
-
-
-def test_name_version_and_licence(metadata: email.message.Message, wheel: zipfile.ZipFile) -> None:
-    assert metadata["Name"] == "django-redis-lock"
-    assert metadata["Version"] == __version__
-    assert metadata["License-Expression"] == "BSD-3-Clause"
-    assert metadata["Requires-Python"] == ">=3.10"
-    assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
-
-
-def test_what_is_required(metadata: email.message.Message) -> None:
-    required = {
-        requirement.partition(";")[0].strip()
-        for requirement in metadata.get_all("Requires-Dist", [])
-        if "extra ==" not in requirement
-    }
-    assert required == {"django>=5.2", "django-redis<8,>=7", "redis<9,>=5.0"}
-
-
-def test_extras_are_for_users_and_not_for_developers(metadata: email.message.Message) -> None:
-    extras = {"hiredis", "prometheus", "otel", "debug-toolbar", "sentry"}
-    assert set(metadata.get_all("Provides-Extra", [])) == extras
 
 
 def test_what_it_takes_to_run_the_tests_comes_with_the_source(sdist: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import subprocess
-import sys
 import threading
 import time as real
 import unittest
@@ -41,6 +39,7 @@ from django_redis_lock.contrib.testing import MemoryServer, VirtualClock, overri
 from django_redis_lock.decorators import cached, locked
 from django_redis_lock.keeper import Keeper, keeper
 from tests.processes import PATIENCE, Link, in_threads, processes, until
+from tests.support.python import python
 
 #: Nothing listens there: whoever asks Redis fails, and at once.
 NOWHERE = redis.Redis(port=1, retry=Retry(NoBackoff(), 0))
@@ -534,7 +533,7 @@ import django_redis_lock_pytest
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert new == {"django_redis_lock_pytest"}, new
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 # -- CACHES changes within the override ------------------------------------------------------------

@@ -101,24 +101,27 @@ def test_who_waited_for_another_process(
     assert results(heard) == ["miss"]
 
 
-def test_callers_during_a_refresh_get_the_old_value(
-    ask: Any, cache: RedisCache, client: redis.Redis, heard: RecordedEvents
-) -> None:
+@pytest.fixture
+def stale(cache: RedisCache, client: redis.Redis, heard: RecordedEvents) -> RedisCache:
     cache.get_or_set("report", "old", **TERMS)
     age(client)
-    elsewhere(client)
     heard.clear()
+    return cache
+
+
+@pytest.mark.usefixtures("stale")
+def test_callers_during_a_refresh_get_the_old_value(
+    ask: Any, client: redis.Redis, heard: RecordedEvents
+) -> None:
+    elsewhere(client)
     assert ask("report", Producer(), **TERMS) == "old"
     assert heard.kinds == [Shared]
     assert heard[0].stale
+    assert results(heard)[-1:] == ["stale"]
 
 
-def test_a_refresh_that_fails(
-    ask: Any, cache: RedisCache, client: redis.Redis, heard: RecordedEvents
-) -> None:
-    cache.get_or_set("report", "old", **TERMS)
-    age(client)
-    heard.clear()
+@pytest.mark.usefixtures("stale")
+def test_a_refresh_that_fails(ask: Any, heard: RecordedEvents) -> None:
     error = Broken("no data")
     assert ask("report", Producer(error), **TERMS) == "old"
     assert heard.kinds == [Computing, Computed, RefreshFailed]
@@ -164,13 +167,10 @@ def test_a_miss_and_a_hit(
         assert 0 <= read.seconds < 60
 
 
-def test_a_stale_hit(
-    ask: Any, cache: RedisCache, client: redis.Redis, heard: RecordedEvents
-) -> None:
-    cache.get_or_set("report", "old", **TERMS)
-    age(client)
+@pytest.mark.usefixtures("stale")
+def test_a_stale_hit(ask: Any, heard: RecordedEvents) -> None:
     ask("report", "new", **TERMS)
-    assert results(heard) == ["miss", "stale"]
+    assert results(heard)[-1:] == ["stale"]
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])

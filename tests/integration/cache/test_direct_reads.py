@@ -176,7 +176,7 @@ def sent_by_the_client(cache: RedisCache, monkeypatch: pytest.MonkeyPatch) -> li
     return sent
 
 
-@pytest.mark.parametrize("name", [*CALLS, *OTHERS])
+@pytest.mark.parametrize("name", [*CALLS, "get_or_set", "get_or_set, stale"])
 def test_a_call_uses_no_connection_of_the_pool(
     cache: RedisCache, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

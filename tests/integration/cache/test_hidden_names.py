@@ -113,32 +113,25 @@ def test_a_cache_lists_and_resets_its_own_locks(
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "places"),
     [
-        lambda cache: cache.lock("x"),
-        lambda cache: cache.lock("x", limit=2),
-        lambda cache: cache.lock("x", reentrant=True),
-        lambda cache: cache.lock("x", timeout=None),
-        lambda cache: cache.lock("x", id="chosen"),
-        lambda cache: cache.lock("x", on_redis_down="local"),
-        lambda cache: cache.lock(["x"]),
+        (lambda cache: cache.lock("x"), 1),
+        (lambda cache: cache.lock("x", limit=3), 3),
+        (lambda cache: cache.lock("x", reentrant=True), 1),
+        (lambda cache: cache.lock("x", timeout=None), 1),
+        (lambda cache: cache.lock("x", id="chosen"), 1),
+        (lambda cache: cache.lock("x", on_redis_down="local"), 1),
+        (lambda cache: cache.lock(["x"]), 1),
     ],
     ids=["plain", "limit", "reentrant", "no lifetime", "chosen", "fallback", "several names"],
 )
-def test_kinds_of_locks(two: Any, make: Any) -> None:
+def test_kinds_of_locks(two: Any, make: Any, places: int) -> None:
     cache = two(sha)
-    assert make(cache).acquire(blocking=False)
-    assert names(cache.held_locks()) == ["x"]
-    assert cache.reset_all() == 1
+    for _ in range(places):
+        assert make(cache).acquire(blocking=False)
+    assert names(cache.held_locks()) == ["x"] * places
+    assert cache.reset_all() == places
     assert not cache.lock("x").locked()
-
-
-def test_all_places(two: Any) -> None:
-    cache = two(sha)
-    for _ in range(3):
-        assert cache.lock("x", limit=3).acquire(blocking=False)
-    assert names(cache.held_locks()) == ["x"] * 3
-    assert cache.reset_all() == 3
 
 
 def test_locks_over_several_servers(

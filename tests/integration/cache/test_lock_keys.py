@@ -245,8 +245,8 @@ def test_another_lock_prefix(redis_server: RedisServer, prefix: str) -> None:
     for version in (f"{prefix}1", prefix.partition(":")[0] + ":" + prefix.partition(":")[2]):
         with pytest.raises(ValueError, match=REFUSED):
             cache.get("x", version=version)
-    cache.set("x", 1, version="locker")  # as with django-redis
-    assert cache.get("x", version="locker") == 1
+    cache.set("x", 1, version="looker")  # as with django-redis
+    assert cache.get("x", version="looker") == 1
 
 
 # -- key functions ---------------------------------------------------------------------------------

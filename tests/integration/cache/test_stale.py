@@ -351,6 +351,7 @@ def test_a_failed_refresh_serves_the_old_value_and_says_so(
     assert stale.get_or_set("report", lambda: "new", **TERMS) == "new"
 
 
+@pytest.mark.on_redis
 def test_a_full_queue_of_refreshes_asks_nothing_of_redis_and_warns_once(
     cache: RedisCache,
     client: redis.Redis,

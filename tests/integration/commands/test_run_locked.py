@@ -32,6 +32,7 @@ from tests.processes import PATIENCE, ManageCommand, until
 from tests.redis_server import RedisServer, closed_port
 from tests.support.commands import called
 from tests.support.logs import logged
+from tests.support.python import python
 
 ROOT = Path(__file__).parents[3]
 KEY = ":lock:1:job"
@@ -349,17 +350,9 @@ def test_a_program_started_by_an_application_in_a_zip(
     with zipfile.ZipFile(place, "w") as file:
         for each in (ROOT / "django_redis_lock").rglob("*.py"):
             file.write(each, each.relative_to(ROOT))
-    environment = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
-    words = [str(place), redis_server.url, "echo done; exit 3"]
-    done = subprocess.run(
-        [sys.executable, "-c", ZIPPED, *words],
-        env={**environment, "PYTHONPATH": str(place)},
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (3, "done\n", "")
+    words = (place, redis_server.url, "echo done; exit 3")
+    done = python("-c", ZIPPED, *words, cwd=tmp_path, code=3, PYTHONPATH=place)
+    assert (done.stdout, done.stderr) == ("done\n", "")
 
 
 def test_a_python_that_cannot_be_started_is_named(

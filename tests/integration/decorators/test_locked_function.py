@@ -25,7 +25,6 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.contention import Conflict, redirect_to, respond, skip
-from django_redis_lock.contrib.testing import override
 from tests.processes import PATIENCE
 from tests.support.logs import logged
 
@@ -468,21 +467,6 @@ def test_a_task_whose_lock_is_lost(client: redis.Redis, asynchronous: bool) -> N
         return names
 
     assert asyncio.run(main()) == [KEY]
-
-
-def test_in_memory() -> None:
-    with override() as server:
-        with locked("export"):
-            assert server.held() == [KEY]
-            with pytest.raises(LockNotAcquired):
-                asyncio.run(export())
-        assert asyncio.run(export()) == 1
-        with locked("export") as lock:
-            server.lose(KEY)
-            assert current_lock().lost
-            with pytest.raises(LockLost):
-                lock.ensure_held()
-        assert not server.held()
 
 
 def test_terminate_is_for_commands() -> None:

@@ -194,15 +194,16 @@ def test_it_may_wait() -> None:
 
 
 @pytest.fixture
-def redis_down(own_server: RedisServer, settings: Any) -> None:
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis_lock.cache.RedisCache",
-            "LOCATION": own_server.url,
-            "OPTIONS": {"IGNORE_EXCEPTIONS": True},
-        }
-    }
-    own_server.stop()
+def server_of_the_cache(own_server: RedisServer, settings: Any) -> RedisServer:
+    backend = "django_redis_lock.cache.RedisCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": own_server.url}}
+    return own_server
+
+
+@pytest.fixture
+def redis_down(server_of_the_cache: RedisServer, settings: Any) -> None:
+    settings.CACHES["default"]["OPTIONS"] = {"IGNORE_EXCEPTIONS": True}
+    server_of_the_cache.stop()
 
 
 def never(request: Any, *args: Any) -> Any:
@@ -263,19 +264,13 @@ def test_an_error_that_is_no_outage_is_raised(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_redis_dies_while_it_runs(
-    own_server: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture, fails: bool
+    server_of_the_cache: RedisServer, caplog: pytest.LogCaptureFixture, fails: bool
 ) -> None:
     """What is done is done: its result, or its own exception, is not thrown away."""
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis_lock.cache.RedisCache",
-            "LOCATION": own_server.url,
-        }
-    }
 
     @locked("export")
     def view(request: HttpRequest) -> HttpResponse:
-        own_server.kill()
+        server_of_the_cache.kill()
         if fails:
             raise RuntimeError("no disk")
         return HttpResponse("exported")

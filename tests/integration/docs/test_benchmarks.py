@@ -3,9 +3,6 @@ And the counts of docs/scaling.md."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +15,7 @@ from benchmarks.results import OURS
 from django_redis_lock import Lock, Redlock
 from tests.lanes import some
 from tests.redis_server import RedisServer
+from tests.support.python import python
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,21 +25,10 @@ RUNS = 2
 
 def run(names: list[str], page: Path, plots: Path) -> str:
     """What a brief run of these measurements says."""
-    command = [sys.executable, "-m", "benchmarks", "--quick"]
-    command += ["--plots", str(plots), "--tables", str(page)]
-    command += [word for name in names for word in ("--only", name)]
+    only = (word for name in names for word in ("--only", name))
+    words = ("--quick", "--plots", plots, "--tables", page, *only)
     # A server of the run's own, also where the tests were given one.
-    surroundings = {name: value for name, value in os.environ.items() if name != "REDIS_URL"}
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=surroundings,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-m", "benchmarks", *words, REDIS_URL=None)
     assert "Traceback" not in done.stderr
     return done.stdout
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +23,7 @@ from tests.holding import outages
 from tests.processes import WHOLE_END, Link, processes, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
+from tests.support.python import python
 from tests.support.values import Asking, Broken, Producer, slow, waiting_in_memory
 
 __all__ = ["slow"]
@@ -165,12 +163,8 @@ if child:
 
 def test_the_figures_of_several_processes_add_up(client: redis.Redis) -> None:
     # They write as they end.
-    subprocess.run(
-        [sys.executable, "-c", IN_TWO_PROCESSES],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, **WHOLE_END},
-        check=True,
-    )
+    settings = os.environ["DJANGO_SETTINGS_MODULE"]
+    python("-c", IN_TWO_PROCESSES, DJANGO_SETTINGS_MODULE=settings, **WHOLE_END)
     found = metrics.summary(group="import")
     assert found.acquisitions == found.holds.count == 100
 
@@ -194,30 +188,25 @@ def test_a_killed_process_costs_only_what_it_had_not_written(client: redis.Redis
     assert summary().acquisitions == 11
 
 
-def test_a_forked_child_starts_with_nothing(cache: RedisCache) -> None:
+@pytest.mark.parametrize("of_celerys_pool", [False, True])
+def test_a_forked_child_starts_with_nothing_and_writes_the_rest_as_it_ends(
+    cache: RedisCache, of_celerys_pool: bool
+) -> None:
+    metrics.start()  # A worker has imported Celery before Django's setup.
     with cache.lock("import"):
         pass
     child = os.fork()
     if not child:
         with cache.lock("import"):
             pass
-        metrics.flush()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert metrics.summary(group="import").acquisitions == 1
-    assert summary("import").acquisitions == 2
-
-
-def test_a_child_of_celerys_pool_writes_the_rest_as_it_ends(cache: RedisCache) -> None:
-    metrics.start()  # A worker has imported Celery before Django's setup.
-    child = os.fork()
-    if not child:
-        with cache.lock("import"):
-            pass
-        worker_process_shutdown.send(sender=None, pid=os.getpid(), exitcode=0)
+        if of_celerys_pool:
+            worker_process_shutdown.send(sender=None, pid=os.getpid(), exitcode=0)
+        else:
+            metrics.flush()
         os._exit(0)  # As Celery's pool does, without ``atexit``.
     assert os.waitpid(child, 0)[1] == 0
     assert metrics.summary(group="import").acquisitions == 1
+    assert summary("import").acquisitions == 2
 
 
 def test_nothing_is_lost_while_redis_is_away(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.redis_server import GivenServer, RedisServer
+from tests.support.python import python
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,19 +20,8 @@ panels = pytest.importorskip("django_redis_lock.debug_toolbar", reason="as above
 @pytest.fixture(scope="module")
 def recorded(redis_server: RedisServer | GivenServer) -> Any:
     """What the panel recorded of each request in ``toolbar_site``."""
-    environment = {**os.environ, "REDIS_URL": redis_server.url, "PYTHONPATH": str(ROOT)}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
     code = "from tests.integration.tools.toolbar_site import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        check=False,
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = python("-c", code, REDIS_URL=redis_server.url, PYTHONPATH=ROOT)
     return json.loads(ended.stdout)
 
 
@@ -104,6 +91,12 @@ def test_two_requests_for_one_value_do_not_mix(recorded: Any) -> None:
         [row] = one["computations"]
         assert row["duration"] > 0
         assert not row["stale"]
+
+
+def test_two_tasks_do_not_mix(recorded: Any) -> None:
+    for name, found in zip(("one", "two"), recorded["two tasks"], strict=True):
+        assert names_and_results(found["locks"]) == [(name, "acquired")]
+        assert names_and_results(found["computations"]) == [(f"value of {name}", "computed")]
 
 
 def test_a_hit(recorded: Any) -> None:

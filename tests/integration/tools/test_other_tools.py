@@ -4,10 +4,7 @@ real, each in a process of its own."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -17,6 +14,7 @@ import pytest
 import redis
 
 from tests.redis_server import RedisServer
+from tests.support.python import python
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "other_tools.md").read_text()
@@ -51,13 +49,8 @@ def seen_by(tool: str, package: str, redis_server: RedisServer) -> Mapping[str, 
     """What the tool sees of each operation."""
     if not is_installed(package):
         pytest.skip(f"{package} is not installed")
-    environment = {**os.environ, "REDIS_URL": redis_server.url, "PYTHONPATH": str(ROOT)}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    command = [sys.executable, "-m", "tests.integration.tools.observed", tool]
-    ended = subprocess.run(
-        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert ended.returncode == 0, ended.stderr
+    words = ("-m", "tests.integration.tools.observed", tool)
+    ended = python(*words, REDIS_URL=redis_server.url, PYTHONPATH=ROOT)
     seen: dict[str, list[str]] = json.loads(ended.stdout)
     return seen
 

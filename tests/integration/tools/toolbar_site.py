@@ -137,21 +137,6 @@ class Requests:
         holder.release()
         return found
 
-    def just_taken(self) -> Any:
-        """The holder has not described itself yet."""
-        with self.cache.lock("just taken"):
-            again = self.cache.lock("just taken")
-            return self.stats("just taken", lambda: again.acquire(blocking=False))
-
-    def itself(self) -> Any:
-        """The panel of a request that asks again for a lock that it holds."""
-
-        def do() -> None:
-            with self.cache.lock("own"):
-                self.cache.lock("own").acquire(blocking=False)
-
-        return panel_of(self.get("itself", do))
-
     def waited(self) -> Any:
         """The holder has no name yet when the request begins to wait."""
         holder = self.cache.lock("waited", label="brief")
@@ -209,13 +194,6 @@ class Requests:
     def hit(self) -> Any:
         self.cache.set("there", 1)
         return self.stats("hit", lambda: self.cache.get_or_set("there", 2))
-
-    def failed(self) -> Any:
-        def do() -> None:
-            with suppress(ZeroDivisionError):
-                self.cache.get_or_set("failed", lambda: 1 // 0)
-
-        return self.stats("failed", do)
 
     def stale(self, background: bool) -> Any:
         """The view is done before a refresh in the background is."""
@@ -306,13 +284,10 @@ def main() -> None:
     found = {
         "free": requests.free(),
         "refused": requests.refused(),
-        "just taken": requests.just_taken(),
-        "itself": requests.itself(),
         "waited": requests.waited(),
         "lost": requests.lost(),
         "leader and follower": requests.leader_and_follower(),
         "hit": requests.hit(),
-        "failed": requests.failed(),
         "stale": requests.stale(background=False),
         "stale, in the background": requests.stale(background=True),
         "two tasks": requests.two_tasks(),

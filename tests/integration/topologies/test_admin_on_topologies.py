@@ -8,11 +8,9 @@ from django.test import Client
 
 from tests.holding import hurry
 from tests.processes import until
-from tests.support.admin import state_of
+from tests.support.admin import PAGE, state_of
 
 from .test_commands_on_topologies import topology  # noqa: F401  # a fixture
-
-PAGE = "/admin/django_redis_lock/heldlock/"
 
 
 @pytest.mark.django_db

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from django.core.cache import cache
 
-from django_redis_lock.management.commands.locks import Command
 from tests.processes import until
 from tests.redis_topologies import ClusterServers, SentinelServers, cluster
+from tests.support.commands import Run, run
+
+__all__ = ["run"]
 
 #: The doctor reports mistakes in declared locks, too; other tests declare some.
 pytestmark = pytest.mark.usefixtures("nothing_is_declared")
@@ -45,27 +47,18 @@ def caches_at(location: list[str], **options: Any) -> dict[str, Any]:
     return {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
 
 
-def run(capfd: Any, *words: str) -> tuple[int, str]:
-    code: Any = 0
-    try:
-        Command().run_from_argv(["manage.py", "locks", *words])
-    except SystemExit as end:
-        code = end.code
-    return code, capfd.readouterr().out
-
-
-def test_a_lock_is_listed_shown_and_released(topology: str, capfd: Any) -> None:
+def test_a_lock_is_listed_shown_and_released(topology: str, run: Run) -> None:
     with cache.lock("import") as lock, cache.lock("export"):
-        until(lambda: len(json.loads(run(capfd, "--json")[1])["locks"]) == 2)
-        _, out = run(capfd, "show", "import")
+        until(lambda: len(json.loads(run("--json")[1])["locks"]) == 2)
+        _, out, _ = run("show", "import")
         assert "at the key :lock:1:import" in out
-        code, out = run(capfd, "release", "import", "--yes")
+        code, out, _ = run("release", "import", "--yes")
         assert (code, out.splitlines()[-1]) == (0, "import is released.")
         lock.raise_on_release_error = False
 
 
-def test_the_doctor(topology: str, capfd: Any) -> None:
-    code, out = run(capfd, "doctor", "--json")
+def test_the_doctor(topology: str, run: Run) -> None:
+    code, out, _ = run("doctor", "--json")
     found = json.loads(out)["caches"]["default"]["findings"]
     assert code == 0, [f for f in found if f["level"] != "ok"]
     by_topic = {finding["topic"]: finding for finding in found}
@@ -74,12 +67,12 @@ def test_the_doctor(topology: str, capfd: Any) -> None:
     words = {"cluster": "cluster, primary", "sentinel": "standalone, primary"}
     assert words[topology] in by_topic["server"]["text"]
     address = {"cluster": "the cluster of 127.0.0.1:", "sentinel": "the sentinels' service"}
-    assert run(capfd, "doctor")[1].startswith(f"default  {address[topology]}")
+    assert run("doctor")[1].startswith(f"default  {address[topology]}")
 
 
 @pytest.mark.parametrize("topology", ["cluster"], indirect=True)
 def test_the_doctor_names_the_user_of_a_cluster(
-    topology: str, cluster_servers: ClusterServers, settings: Any, capfd: Any
+    topology: str, cluster_servers: ClusterServers, settings: Any, run: Run
 ) -> None:
     rights = ("on", ">secret", "~*", "&*", "+@all", "-blpop")
     clients = [server.client() for server in cluster_servers.servers]
@@ -89,7 +82,7 @@ def test_the_doctor_names_the_user_of_a_cluster(
     try:
         for client in clients:
             client.execute_command("ACL SETUSER", "app", "reset", *rights)
-        code, out = run(capfd, "doctor")
+        code, out, _ = run("doctor")
     finally:
         for client in clients:
             client.execute_command("ACL DELUSER", "app")
@@ -99,13 +92,13 @@ def test_the_doctor_names_the_user_of_a_cluster(
     assert "ACL SETUSER app +blpop" in out
 
 
-def test_the_doctor_examines_the_primaries_of_now(settings: Any, capfd: Any) -> None:
+def test_the_doctor_examines_the_primaries_of_now(settings: Any, run: Run) -> None:
     """Not those that redis-py found at first."""
     with cluster() as servers:
         settings.CACHES = on_cluster(servers)
         cache.get("import")
         before = servers.primary_of(":1:import")
         servers.fail_over(":1:import")
-        code, out = run(capfd, "doctor")
+        code, out, _ = run("doctor")
     assert code == 0, out
     assert f":{before.port}" not in out.partition("\n")[2]
