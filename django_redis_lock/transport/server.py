@@ -779,7 +779,7 @@ class Server:
         may have forgotten it, so a new one is made: if that succeeds, the call belongs there; if
         not, the server is slow, and the reply may still come."""
         ends = time.monotonic() - first + min(self.timeout, math.inf if left is None else left)
-        error = RedisTimeoutError(f"Redis did not answer within {first:.3f} s")
+        error = RedisTimeoutError(f"Redis did not answer within {max(first, 0.0):.3f} s")
         note_fault_of_connection(error, used)
         if not used:
             self.breaker.failed(error, first)

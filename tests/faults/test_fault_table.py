@@ -281,9 +281,8 @@ FAULTS = [
     Fault("`upstream failure`", refused(b"upstream failure"), (ResponseError,)),
     Fault("`Connection refused` of a proxy", refused(b"ERR Connection refused"), (ResponseError,)),
     Fault("`LOADING`", restarted, (BusyLoadingError,), True),
-    Fault(
-        "`BUSY`", refused(b"BUSY Redis is busy running a script."), (redis.ConnectionError,), True
-    ),
+    # A call that may last so long ends by its own time-out, or by the server's refusal.
+    Fault("`BUSY`", refused(b"BUSY Redis is busy running a script."), NO_ANSWER, True),
     Fault("`CLUSTERDOWN`", refused(b"CLUSTERDOWN The cluster is down"), (ClusterDownError,), True),
     Fault("`TRYAGAIN`", refused(b"TRYAGAIN Multiple keys request"), (TryAgainError,), True),
     Fault(

@@ -165,6 +165,14 @@ def on_lost() -> Any:
         return note.result()
 
 
+def on_lost_of_lock() -> Any:
+    note, cache = Seen(), caches["default"]
+    lock = cache.lock("job", on_lost=note)
+    assert lock.acquire()
+    cache.lock("job").reset()
+    return note.result()
+
+
 def of_signal(signal: Signal, act: Callable[[], Any]) -> Any:
     note = Seen()
     signal.connect(note)
@@ -205,7 +213,7 @@ PLACES: dict[str, tuple[Callable[[], Any], ...]] = {
     "the background with `BACKGROUND_CONTEXT`": (background_with_setting,),
     "`aget_or_set`, plain function": (plain_function,),
     "`aget_or_set`, coroutine function": (coroutine_function,),
-    "`on_lost`": (on_lost,),
+    "`on_lost`": (on_lost, on_lost_of_lock),
     "signals": (signals, signals_of_task),
     "`lock_lost`, `server_down`, `server_up`": (background_signals,),
 }

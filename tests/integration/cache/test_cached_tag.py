@@ -134,6 +134,7 @@ def test_a_token_is_never_shared(source: str, caplog: pytest.LogCaptureFixture) 
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("used_before", [False, True])
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from django_redis_lock import (
     locked,
 )
 from django_redis_lock.contention import Conflict, redirect_to, respond, skip
-from django_redis_lock.contrib.testing import override
 from tests.processes import PATIENCE
 from tests.support.logs import logged
 
@@ -136,17 +135,20 @@ def test_an_exception_passes_and_the_lock_is_released(
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_on_conflict_may_be_any_callable(asynchronous: bool) -> None:
-    async def awaited(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
-        return conflict.name, args, kwargs
-
     def plain(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
-        return conflict.name, args, kwargs
+        assert conflict.ttl
+        return conflict.name, conflict.holder, args, kwargs
+
+    async def awaited(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+        return plain(conflict, *args, **kwargs)
 
     @locked("export", on_conflict=awaited if asynchronous else plain)
     async def work(a: int, b: int) -> Any: ...
 
-    with caches["default"].lock("export"):
-        assert asyncio.run(work(1, b=2)) == ("export", (1,), {"b": 2})
+    with caches["default"].lock("export") as lock:
+        name, holder, args, kwargs = asyncio.run(work(1, b=2))
+        assert (name, args, kwargs) == ("export", (1,), {"b": 2})
+        assert holder.id == lock.holder().id
 
 
 async def agenerator() -> AsyncIterator[int]:
@@ -468,21 +470,6 @@ def test_a_task_whose_lock_is_lost(client: redis.Redis, asynchronous: bool) -> N
         return names
 
     assert asyncio.run(main()) == [KEY]
-
-
-def test_in_memory() -> None:
-    with override() as server:
-        with locked("export"):
-            assert server.held() == [KEY]
-            with pytest.raises(LockNotAcquired):
-                asyncio.run(export())
-        assert asyncio.run(export()) == 1
-        with locked("export") as lock:
-            server.lose(KEY)
-            assert current_lock().lost
-            with pytest.raises(LockLost):
-                lock.ensure_held()
-        assert not server.held()
 
 
 def test_terminate_is_for_commands() -> None:

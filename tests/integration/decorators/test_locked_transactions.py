@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import unittest
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from django_redis_lock import LockError, LockNotAcquired, current_lock, locked
 from django_redis_lock.decorators import transactions
 from tests.holding import hurry_until, renew
 from tests.processes import PATIENCE, Link, processes, until
-from tests.support.databases import DATABASES, balance, execute, forget, use
+from tests.support.databases import accounts, balance, execute, in_test_case, use
 
 KEY = ":lock:1:account"
 
@@ -38,13 +37,8 @@ def _lost(name: str) -> bool:
 @pytest.fixture
 def folder(tmp_path: Path, django_db_blocker: Any) -> Iterator[Path]:
     """Two databases in which an account holds nothing."""
-    with django_db_blocker.unblock():
-        use(tmp_path)
-        for alias in DATABASES:
-            execute("CREATE TABLE account (balance integer)", alias)
-            execute("INSERT INTO account VALUES (0)", alias)
+    with django_db_blocker.unblock(), accounts(tmp_path):
         yield tmp_path
-        forget()
 
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -366,37 +360,26 @@ def test_djangos_test_case_is_no_transaction_of_the_project() -> None:
     """It wraps each test into transactions that never end well: nothing must wait for them."""
     seen: list[bool] = []
 
-    class Tests(TestCase):
-        databases = frozenset({"shop"})
-
-        def runTest(self) -> None:
+    def body(case: TestCase) -> None:
+        deposit()
+        seen.append(held())
+        with transaction.atomic("shop"):
             deposit()
             seen.append(held())
             with transaction.atomic("shop"):
                 deposit()
-                seen.append(held())
-                with transaction.atomic("shop"):
-                    deposit()
-                seen.append(held())
             seen.append(held())
-            with pytest.raises(LookupError), transaction.atomic("shop"):
-                deposit()
-                seen.append(held())
-                raise LookupError
+        seen.append(held())
+        with pytest.raises(LookupError), transaction.atomic("shop"):
+            deposit()
             seen.append(held())
-            with transaction.atomic("shop", savepoint=False):
-                deposit()
-                seen.append(held())  # Its end could not be noticed.
+            raise LookupError
+        seen.append(held())
+        with transaction.atomic("shop", savepoint=False):
+            deposit()
+            seen.append(held())  # Its end could not be noticed.
 
-    result = unittest.TestResult()
-    Tests.setUpClass()
-    try:
-        Tests().run(result)
-    finally:
-        Tests.tearDownClass()
-        Tests.doClassCleanups()  # Or other tests could not use the other databases.
-    assert not result.errors
-    assert not result.failures
+    in_test_case(body)
     assert seen == [False, True, True, False, True, False, False]
 
 

@@ -15,7 +15,7 @@ from django.test import RequestFactory
 from django.views import View
 
 from django_redis_lock import events, locked
-from django_redis_lock.contention import Conflict, raise_error, skip
+from django_redis_lock.contention import raise_error, skip
 from django_redis_lock.contrib import metrics
 from tests.holding import hold
 from tests.redis_server import RedisServer
@@ -128,29 +128,6 @@ def test_it_says_when_to_come_again_by_how_long_it_usually_takes() -> None:
         assert export_later(request(), pk=8)["Retry-After"] == "7"
 
 
-def test_on_conflict_may_be_any_function() -> None:
-    seen: list[Any] = []
-
-    def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
-        seen.append((conflict, args, kwargs))
-        return HttpResponse("later")
-
-    @locked("export-{pk}", on_conflict=answer)
-    def busy(request: HttpRequest, pk: int) -> HttpResponse:
-        return HttpResponse()
-
-    made = request()
-    with hold("export-7") as lock:
-        assert busy(made, pk=7).content == b"later"
-    ((conflict, args, kwargs),) = seen
-    assert (args, kwargs) == ((made,), {"pk": 7})
-    assert conflict.name == "export-7"
-    assert conflict.holder is not None
-    assert conflict.holder.id
-    assert conflict.ttl is not None
-    assert lock.fence
-
-
 # -- keys --------------------------------------------------------------------------------------
 
 
@@ -194,15 +171,16 @@ def test_it_may_wait() -> None:
 
 
 @pytest.fixture
-def redis_down(own_server: RedisServer, settings: Any) -> None:
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis_lock.cache.RedisCache",
-            "LOCATION": own_server.url,
-            "OPTIONS": {"IGNORE_EXCEPTIONS": True},
-        }
-    }
-    own_server.stop()
+def server_of_the_cache(own_server: RedisServer, settings: Any) -> RedisServer:
+    backend = "django_redis_lock.cache.RedisCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": own_server.url}}
+    return own_server
+
+
+@pytest.fixture
+def redis_down(server_of_the_cache: RedisServer, settings: Any) -> None:
+    settings.CACHES["default"]["OPTIONS"] = {"IGNORE_EXCEPTIONS": True}
+    server_of_the_cache.stop()
 
 
 def never(request: Any, *args: Any) -> Any:
@@ -263,19 +241,13 @@ def test_an_error_that_is_no_outage_is_raised(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_redis_dies_while_it_runs(
-    own_server: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture, fails: bool
+    server_of_the_cache: RedisServer, caplog: pytest.LogCaptureFixture, fails: bool
 ) -> None:
     """What is done is done: its result, or its own exception, is not thrown away."""
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis_lock.cache.RedisCache",
-            "LOCATION": own_server.url,
-        }
-    }
 
     @locked("export")
     def view(request: HttpRequest) -> HttpResponse:
-        own_server.kill()
+        server_of_the_cache.kill()
         if fails:
             raise RuntimeError("no disk")
         return HttpResponse("exported")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis_lock import cached
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
-from tests.support.databases import balance, execute, forget, use
+from tests.support.databases import accounts, balance, execute, in_test_case
 from tests.support.values import Asking
 
 BACKENDS = ("RedisCache", "LocMemCache")
@@ -39,13 +38,8 @@ def cache(
     location = redis_server.url if request.param == "RedisCache" else str(tmp_path)
     backend = f"django_redis_lock.cache.{request.param}"
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": location}}
-    with django_db_blocker.unblock():
-        use(tmp_path)
-        for alias in ("shop", "till"):
-            execute("CREATE TABLE account (balance integer)", alias)
-            execute("INSERT INTO account VALUES (0)", alias)
+    with django_db_blocker.unblock(), accounts(tmp_path):
         yield caches["default"]
-        forget()
     caches.close_all()
 
 
@@ -163,25 +157,15 @@ def test_each_database_has_its_own_transactions(cache: Any, way: Way) -> None:
 def test_in_tests(cache: Any) -> None:
     seen: list[Any] = []
 
-    class Tests(TestCase):
-        databases = frozenset({"shop"})
+    def body(case: TestCase) -> None:
+        put(cache, WAYS["delete"])
+        with case.captureOnCommitCallbacks(using="shop", execute=True) as callbacks:
+            cache.on_commit("shop").delete("key")
+            account.on_commit("shop").refresh(3)
+            seen.append(cache.get("key"))
+        seen.extend([cache.get("key"), cache.get("account-%(int)3"), len(callbacks)])
 
-        def runTest(self) -> None:
-            put(cache, WAYS["delete"])
-            with self.captureOnCommitCallbacks(using="shop", execute=True) as callbacks:
-                cache.on_commit("shop").delete("key")
-                account.on_commit("shop").refresh(3)
-                seen.append(cache.get("key"))
-            seen.extend([cache.get("key"), cache.get("account-%(int)3"), len(callbacks)])
-
-    result = unittest.TestResult()
-    Tests.setUpClass()
-    try:
-        Tests().run(result)
-    finally:
-        Tests.tearDownClass()
-        Tests.doClassCleanups()  # Else no test after this one could use another database.
-    assert result.wasSuccessful(), result.errors
+    in_test_case(body)
     assert seen == ["old", None, 0, 2]
 
 

@@ -167,9 +167,10 @@ def test_what_a_thread_is_told(
     with pytest.raises(LockNotOwnedError, match="no longer owned") as caught:
         lock.release()
     assert several or caught.value.reason == reasons[0]
-    keeper().flush()
-    kept = [what for what, _ in last_events(client)]
-    assert kept == (["reset"] if end in (by_a_person, by_code) else ["lost"])
+    if not several:  # Of several, the event is kept of the name whose loss was noticed first.
+        keeper().flush()
+        kept = [what for what, _ in last_events(client)]
+        assert kept == (["reset"] if end in (by_a_person, by_code) else ["lost"])
 
 
 @ends
