@@ -59,7 +59,7 @@ PLAIN: dict[str, Any] = {
     "cached, key": lambda f: cached(key=f),
     "get_or_set, timeout": lambda f: LocMemCache("plain", {}).get_or_set("a", 5, f),
     "cached_page, timeout": cached_page,
-    "idempotent, key": lambda f: idempotent(key=f),
+    "idempotent, key": lambda f: idempotent(key=f, scope=None),
     "idempotent, scope": lambda f: idempotent(scope=f),
     "unique_task, key": lambda f: unique_task(f, timeout=5),
 }

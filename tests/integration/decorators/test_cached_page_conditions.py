@@ -297,18 +297,6 @@ def test_what_is_no_page_ends_the_stale_one(end: str, kind: str, how: str) -> No
         assert [visit() for _ in range(2)] == [b"own"] * 2
 
 
-def test_a_page_for_the_next_visitor_ends_that_time() -> None:
-    calls: list[str] = []
-
-    @cached_page(60)
-    def page(request: HttpRequest) -> HttpResponse:
-        calls.append(request.headers.get("X-Robot", ""))
-        return HttpResponse("page", status=403 if calls[-1] else 200)
-
-    statuses = [page(ask(**headers)).status_code for headers in ({"X-Robot": "1"}, {}, {})]
-    assert (statuses, calls) == ([403, 200, 200], ["1", ""])
-
-
 # -- the middleware ------------------------------------------------------------------------------
 
 site = Page("plain")

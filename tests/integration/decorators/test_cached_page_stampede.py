@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 import redis
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
@@ -42,31 +41,15 @@ def visit(link: Link, url: str, variants: str) -> list[tuple[str, str]]:
         return in_threads(len(left), ask)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("known", [False, True])
-def test_each_variant_is_computed_once(
-    redis_server: RedisServer, client: redis.Redis, known: bool
-) -> None:
-    def blocked() -> int:
-        return int(client.info("clients")["blocked_clients"])
-
-    if known:  # What the page varies on.
-        client.rpush("go", "on")
-        with processes(visit, redis_server.url, "c") as crew:
-            crew.go()
-            assert crew.results() == [[("c", "c")]]
-        client.delete("computed")
+def test_each_variant_is_computed_once(redis_server: RedisServer, client: redis.Redis) -> None:
     with processes(visit, redis_server.url, "ab" * (THREADS // 2), count=PROCESSES) as crew:
         crew.go()
-        if known:  # For each variant one computes, and the three other processes wait.
-            until(lambda: blocked() == 2 * PROCESSES)
-            client.rpush("go", "on", "on")
-        else:  # All wait for the first to learn that there are variants.
-            until(lambda: blocked() == PROCESSES)
-            assert client.llen("computed") == 1
-            client.rpush("go", "on")
-            until(lambda: client.llen("computed") == 2)
-            client.rpush("go", "on")
+        # All wait for the first to learn that there are variants.
+        until(lambda: client.info("clients")["blocked_clients"] == PROCESSES)
+        assert client.llen("computed") == 1
+        client.rpush("go", "on")
+        until(lambda: client.llen("computed") == 2)
+        client.rpush("go", "on")
         found = Counter(answer for answers in crew.results() for answer in answers)
     assert found == {("a", "a"): 100, ("b", "b"): 100}
     assert sorted(client.lrange("computed", 0, -1)) == [b"a", b"b"]

@@ -135,17 +135,20 @@ def test_an_exception_passes_and_the_lock_is_released(
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_on_conflict_may_be_any_callable(asynchronous: bool) -> None:
-    async def awaited(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
-        return conflict.name, args, kwargs
-
     def plain(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
-        return conflict.name, args, kwargs
+        assert conflict.ttl
+        return conflict.name, conflict.holder, args, kwargs
+
+    async def awaited(conflict: Conflict, *args: Any, **kwargs: Any) -> Any:
+        return plain(conflict, *args, **kwargs)
 
     @locked("export", on_conflict=awaited if asynchronous else plain)
     async def work(a: int, b: int) -> Any: ...
 
-    with caches["default"].lock("export"):
-        assert asyncio.run(work(1, b=2)) == ("export", (1,), {"b": 2})
+    with caches["default"].lock("export") as lock:
+        name, holder, args, kwargs = asyncio.run(work(1, b=2))
+        assert (name, args, kwargs) == ("export", (1,), {"b": 2})
+        assert holder.id == lock.holder().id
 
 
 async def agenerator() -> AsyncIterator[int]:

@@ -15,7 +15,7 @@ from django.test import RequestFactory
 from django.views import View
 
 from django_redis_lock import events, locked
-from django_redis_lock.contention import Conflict, raise_error, skip
+from django_redis_lock.contention import raise_error, skip
 from django_redis_lock.contrib import metrics
 from tests.holding import hold
 from tests.redis_server import RedisServer
@@ -126,29 +126,6 @@ def test_it_says_when_to_come_again_by_how_long_it_usually_takes() -> None:
         metrics.flush()  # What was written is known still.
         assert 95 < int(export_one(request(), pk=8)["Retry-After"]) <= 101
         assert export_later(request(), pk=8)["Retry-After"] == "7"
-
-
-def test_on_conflict_may_be_any_function() -> None:
-    seen: list[Any] = []
-
-    def answer(conflict: Conflict, *args: Any, **kwargs: Any) -> HttpResponse:
-        seen.append((conflict, args, kwargs))
-        return HttpResponse("later")
-
-    @locked("export-{pk}", on_conflict=answer)
-    def busy(request: HttpRequest, pk: int) -> HttpResponse:
-        return HttpResponse()
-
-    made = request()
-    with hold("export-7") as lock:
-        assert busy(made, pk=7).content == b"later"
-    ((conflict, args, kwargs),) = seen
-    assert (args, kwargs) == ((made,), {"pk": 7})
-    assert conflict.name == "export-7"
-    assert conflict.holder is not None
-    assert conflict.holder.id
-    assert conflict.ttl is not None
-    assert lock.fence
 
 
 # -- keys --------------------------------------------------------------------------------------
