@@ -4,7 +4,8 @@ They are sent with ``send_robust``. Receivers run
 
 * in the thread that acquired, released or computed, before the call returns;
 * for events in an event loop, in a separate task, so that no receiver blocks the loop: coroutine
-  functions in the loop, others in Django's thread for synchronous code;
+  functions in the loop, others in Django's thread for synchronous code, or, if the loop ends before
+  that, in the background thread;
 * for ``lock_lost``, ``server_down`` and ``server_up``, in a background thread, one after the other.
 
 The signals of servers have the argument ``server`` (its address) and no sender. All others have the
@@ -19,6 +20,7 @@ import asyncio
 import logging
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import connections
 from django.dispatch import Signal
 
@@ -108,9 +110,28 @@ def _send(event: Any) -> None:
             about = event.server if subject is None else subject.group
             logger.error("Too many events at once: receivers are not called for %s", about)
     elif asyncio._get_running_loop() is not None:
-        transport.in_background(signal.asend_robust(**arguments))
+        _send_in_the_loop(signal, arguments)
     else:
         signal.send_robust(**arguments)
+
+
+def _send_in_the_loop(signal: Signal, arguments: dict[str, Any]) -> None:
+    if any(is_async for *_, is_async in signal.receivers):
+        transport.in_background(signal.asend_robust(**arguments))
+        return
+    begun = False
+
+    def send() -> None:
+        nonlocal begun
+        begun = True
+        signal.send_robust(**arguments)
+
+    def ended(sending: asyncio.Future[None]) -> None:
+        if not begun and (sending.cancelled() or sending.exception()):
+            # The loop has ended, often with the call, before it came to this.
+            _background.submit(send, connections.close_all)
+
+    transport.in_background(sync_to_async(send)()).add_done_callback(ended)
 
 
 # A project imports this module to connect a receiver; only then are there events.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from django.core.cache import caches
 from django.dispatch import Signal
 
@@ -130,6 +132,31 @@ def test_values(cache: RedisCache, client: redis.Redis, told: Told) -> None:
     common = {"sender": RedisCache, "cache": cache, "name": "report", "group": "report"}
     assert computed == {**common, "label": "", "values": 1, "without_redis": False}
     assert failed == {**common, "label": "", "error": error}
+
+
+def as_a_view(work: Coroutine[Any, Any, None]) -> None:
+    async def view() -> None:
+        await work
+
+    async_to_sync(view)()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, as_a_view])
+def test_the_end_of_an_event_loop_keeps_nothing_from_receivers(
+    cache: RedisCache, told: Told, run: Any
+) -> None:
+    async def work() -> None:
+        await cache.aget_or_set("report", Producer(), 60)
+
+    async def locked_work() -> None:
+        async with cache.alock("import"):
+            await work()
+
+    for each in (work, locked_work, locked_work):
+        cache.delete("report")
+        run(each())
+    until(lambda: len(told) == 7)
+    assert Counter(told.names) == {"value_computed": 3, "lock_acquired": 2, "lock_released": 2}
 
 
 def test_in_an_event_loop_receivers_do_not_block(cache: RedisCache) -> None:
