@@ -17,7 +17,7 @@ from django.test import RequestFactory
 
 from django_redis_lock import current_lock, events, idempotent, unique_task
 from django_redis_lock.contrib.unique_tasks import Duplicate
-from django_redis_lock.locking.hold import latest
+from django_redis_lock.locking.hold import renewals
 
 from .checker import LIFETIME, QUEUED
 from .history import History
@@ -128,7 +128,7 @@ def run(kind: str, name: str) -> None:
     """What both tasks do."""
     history, id = Queue.history, RUNNING["id"]
     history.write("started", queue=f"{kind} {name}", id=id)
-    holds = [job.hold for job in latest.values()]
+    holds = [job.hold for job in renewals.values()]
     time.sleep(random.random() * 0.02)
     if random.random() < FAILING:
         raise ArithmeticError
