@@ -132,6 +132,16 @@ def expect_nobody_at_the_old(address: Address) -> None:
 
 
 @caller
+def projects_own_command(address: Address) -> Iterator[None]:
+    """A lock has seen that the address has moved: connections of redis-py's pool end, too."""
+    redis = address.cache.client.get_client()
+    redis.lpush("work", 1)
+    yield
+    take(lambda: address.cache.lock("name", blocking=False))
+    redis.lpush("work", 2)
+
+
+@caller
 def fallback(address: Address) -> Iterator[None]:
     options: dict[str, Any] = {"on_redis_down": "run", "blocking_timeout": PATIENCE}
     take(lambda: address.cache.lock("name", **options))

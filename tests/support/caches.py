@@ -96,6 +96,7 @@ OPERATIONS: dict[str, Operation] = {
     "incr, new": lambda c: c.incr("new", 3, ignore_key_check=True),
     "incr beyond": lambda c: (c.set("five", 2**63 - 1), c.incr("five")),
     "incr beyond, for long": lambda c: (c.set("five", 2**63 - 1, LONG), c.incr("five")),
+    "incr beyond, without an end": lambda c: (c.set("five", 2**63 - 1, None), c.incr("five")),
     "touch": lambda c: c.touch("a", 60),
     "touch for long": lambda c: c.touch("a", LONG),
     "touch for 0": lambda c: c.touch("a", 0),

@@ -592,8 +592,10 @@ def test_what_it_does_not_decorate() -> None:
         def get(self, request: HttpRequest) -> HttpResponse:
             raise NotImplementedError
 
-    with pytest.raises(TypeError, match="method_decorator"):
+    with pytest.raises(TypeError, match=r"not <.*Page object.*method_decorator"):
         Page.as_view()(ask())
+    with pytest.raises(TypeError, match=r"not none\."):
+        cached_page(60)(ask)()
 
 
 @pytest.mark.parametrize("policy", ["compute", "raise"])

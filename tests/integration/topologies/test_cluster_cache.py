@@ -248,13 +248,16 @@ def test_a_call_waits_for_a_slot_on_its_way(
 # -- settings ----------------------------------------------------------------------------------
 
 
-def test_the_threads_of_a_process_share_their_connections(
+def test_the_threads_of_a_process_share_the_connections_of_one_configuration(
     cluster_servers: ClusterServers,
 ) -> None:
     one, two = (cluster_cache(cluster_servers).client.get_client() for _ in range(2))
     assert one is two
-    other = cluster_cache(cluster_servers, SOCKET_TIMEOUT=3).client.get_client()
-    assert other is not one
+    for name in ("REDIS_CLIENT_KWARGS", "CONNECTION_POOL_KWARGS"):
+        options = {name: {"client_name": "reports"}}
+        other = cluster_cache(cluster_servers, SOCKET_TIMEOUT=3, **options).client.get_client()
+        assert other is not one
+        assert other.client_getname() == "reports"
 
 
 @pytest.mark.parametrize("ignore", [True, False])
