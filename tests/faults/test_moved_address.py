@@ -137,8 +137,10 @@ def projects_own_command(address: Address) -> Iterator[None]:
     redis = address.cache.client.get_client()
     redis.lpush("work", 1)
     yield
+    address.old.asking.replicaof("127.0.0.1", "1")  # It hears of nothing more.
+    address.new.asking.lpush("work", 2)
     take(lambda: address.cache.lock("name", blocking=False))
-    redis.lpush("work", 2)
+    assert redis.llen("work") == 2
 
 
 @caller
