@@ -136,6 +136,7 @@ def projects_own_command(address: Address) -> Iterator[None]:
     """A lock has seen that the address has moved: connections of redis-py's pool end, too."""
     redis = address.cache.client.get_client()
     redis.lpush("work", 1)
+    take(lambda: address.cache.lock("name"))
     yield
     address.old.asking.replicaof("127.0.0.1", "1")  # It hears of nothing more.
     address.new.asking.lpush("work", 2)
