@@ -81,7 +81,9 @@ class LockContract:
 
     # -- taking and giving back ----------------------------------------------------------------
 
-    def test_a_handle_that_is_collected_within_its_block_releases(self, make: Any) -> None:
+    def test_a_handle_that_is_collected_within_its_block_releases(
+        self, make: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """An interrupt at the entry of ``__exit__`` leaves the block without a release."""
         lock = make(timeout=60)
         lock.__enter__()
@@ -89,6 +91,7 @@ class LockContract:
         gc.collect()
         other = make(timeout=60)
         assert other.acquire(blocking_timeout=PATIENCE)
+        until(lambda: logged(caplog, "keeper", "garbage-collected inside its with block"))
         other.release()
 
     def test_one_that_is_collected_outside_of_a_block_is_kept(self, make: Any) -> None:
