@@ -168,23 +168,25 @@ OPTIONS: Mapping[str, Callable[[object], Any]] = {
 
 def checked_options(given: Mapping[str, object]) -> dict[str, Any]:
     """The values in ``given`` of all OPTIONS, checked one by one and together; with
-    ``warns_after``. Locks repeat theirs, so the same dict is returned again: it must not be
-    changed. Raises TypeError or ValueError."""
-    values = _values_of_options(given)
+    ``warns_after``. Raises TypeError or ValueError."""
+    values = _repeated_values(given)
     try:
-        return _checked(*values)
+        options = _checked(*values)
     except TypeError:  # Perhaps because one of them cannot be hashed.
-        pass
-    return _checked.__wrapped__(*values)
+        options = _checked.__wrapped__(*values)
+    return options | {name: OPTIONS[name](given[name]) for name in _TEXTS}
 
 
-_values_of_options = itemgetter(*OPTIONS)
+#: Those that may differ from lock to lock, and be as long as a visitor likes.
+_TEXTS = ("label", "group")
+#: Locks repeat the others, so that these are checked once.
+_REPEATED = tuple(name for name in OPTIONS if name not in _TEXTS)
+_repeated_values = itemgetter(*_REPEATED)
 
 
 @lru_cache(maxsize=256, typed=True)
 def _checked(*values: object) -> dict[str, Any]:
-    checks = zip(OPTIONS.items(), values, strict=True)
-    options = {name: check(value) for (name, check), value in checks}
+    options = {n: OPTIONS[n](value) for n, value in zip(_REPEATED, values, strict=True)}
     timeout, renew, max_hold = options["timeout"], options["renew"], options["max_hold"]
     if timeout is None and (renew or max_hold is not None):
         raise ValueError("renew and max_hold need a timeout: a lock without one never expires")
