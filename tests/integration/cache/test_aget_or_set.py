@@ -351,6 +351,26 @@ def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
             run(cache.aget_or_set("report", compute))
 
 
+def test_a_task_that_a_computation_leaves_behind_may_ask_for_the_value(cache: RedisCache) -> None:
+    async def ask() -> Any:
+        over, left_behind = asyncio.Event(), list[asyncio.Task[Any]]()
+
+        async def later() -> Any:
+            await over.wait()
+            return await cache.aget_or_set("report", "anew")
+
+        async def compute() -> str:
+            left_behind.append(asyncio.create_task(later()))
+            return "computed"
+
+        await cache.aget_or_set("report", compute)
+        await cache.adelete("report")
+        over.set()
+        return await left_behind[0]
+
+    assert run(ask()) == "anew"
+
+
 def test_a_loop_that_is_closed_leaves_no_flight_alive(cache: RedisCache) -> None:
     async def begin() -> None:
         slow = TaskProducer()

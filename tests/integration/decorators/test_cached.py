@@ -58,6 +58,7 @@ def test_help_names_the_methods(function: Any) -> None:
         of_method = pydoc.plain(pydoc.render_doc(getattr(function, name)))
         assert f"\n{name}(" in of_method.replace("async ", "")
         assert "\n    " in of_method
+    assert ".refresh(…): Compute and store the result for these arguments" in shown
     arguments = str(inspect.signature(function.__wrapped__))
     assert f"refresh{arguments}" in pydoc.plain(pydoc.render_doc(function.refresh))
 
