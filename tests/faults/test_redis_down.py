@@ -37,6 +37,7 @@ from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer, closed_port
 from tests.support.backends import Backend, OnRedis
 from tests.support.background import Background
+from tests.support.logs import logged
 
 
 @pytest.fixture(autouse=True)
@@ -240,6 +241,20 @@ def test_a_waiter_goes_on_here(
     with pytest.raises(redis.ConnectionError):
         holder.release()
     assert waiter.result() == "local"
+
+
+@pytest.mark.parametrize("use", [lambda lock: lock.acquire(), lambda lock: lock.locked()])
+def test_the_log_says_where_this_host_can_have_no_lock(
+    client: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture, use: Any
+) -> None:
+    """While Redis is there, the lock is in Redis."""
+    no_folder = tmp_path / "file"
+    no_folder.touch()
+    options: dict[str, Any] = {"on_redis_down": "local", "local_folder": str(no_folder)}
+    for _ in range(3):
+        use(Lock(client, "report", 30, blocking=False, **options))
+    [said] = logged(caplog, "lock")
+    assert said.startswith("The lock report is in Redis only, and fails in an outage: ")
 
 
 def test_what_the_log_keeps_of_an_outage_keeps_no_lock(
