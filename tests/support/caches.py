@@ -45,8 +45,6 @@ OPERATIONS: dict[str, Operation] = {
     "set nx for 0, missing": lambda c: c.set("new", 2, nx=True, timeout=0),
     "set xx": lambda c: c.set("a", 2, xx=True),
     "set xx, missing": lambda c: c.set("new", 2, xx=True),
-    "set nx and xx": lambda c: c.set("a", 2, nx=True, xx=True),
-    "set nx and xx, missing": lambda c: c.set("new", 2, nx=True, xx=True),
     "set without value": lambda c: c.set("new"),
     "set unknown": lambda c: c.set("new", 1, ttl=3),
     "set a timeout that is none": lambda c: c.set("new", 1, timeout="soon"),

@@ -27,6 +27,7 @@ from tests.support.caches import (
     done,
     make,
     outcome,
+    prepare,
 )
 
 READING = ("get", "has_key", "keys")
@@ -90,6 +91,19 @@ def read_only() -> Iterator[RedisServer]:
             *("ACL", "SETUSER", "reader", "on", "nopass", "~*", "+@all", "-@write", "-@dangerous")
         )
         yield server
+
+
+@pytest.mark.parametrize("key", ["a", "new"])
+def test_only_if_missing_and_only_if_there_at_once_is_refused(
+    redis_server: RedisServer, client: redis.Redis, key: str
+) -> None:
+    """By Redis before redis-py 8, and by redis-py since: with an error of another class."""
+    cache = make(RedisCache, redis_server)
+    prepare(cache, client)
+    before = cache.get(key)
+    with pytest.raises(redis.RedisError):
+        cache.set(key, 2, nx=True, xx=True)
+    assert cache.get(key) == before
 
 
 # -- the caller's own client -------------------------------------------------------------------
