@@ -138,7 +138,9 @@ def test_a_free_lock(client: redis.Redis, wait: float | None, error: type[BaseEx
     each_point(attempt, error=error)
 
 
-@pytest.mark.parametrize("error", ERRORS)
+# Not TooLate: in a thread, where no handler runs, it is a time-out of the server's, after which a
+# waiter's entry ends by itself. tests/faults/test_signal_errors.py raises it in the main thread.
+@pytest.mark.parametrize("error", ERRORS[:2])
 def test_a_lock_that_is_passed_on(client: redis.Redis, error: type[BaseException]) -> None:
     holder = Lock(client, NAME, timeout=60, grant_timeout=GRANT, thread_local=False)
 
