@@ -8,6 +8,7 @@ import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -51,6 +52,17 @@ class Alarm:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.raised = self._kind("too slow")
         raise self.raised
+
+
+@contextmanager
+def raised_as_it_was(alarm: Alarm) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, alarm)
+    try:
+        with pytest.raises(OSError, match="too slow") as caught:
+            yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value is alarm.raised
 
 
 class Site:
@@ -267,14 +279,8 @@ def test_it_is_raised_as_it_was(site: Site, caller: str, kind: type[OSError]) ->
     call = prepare(site)
     if mark:
         site.signal_at(mark, times=3 if caller == "redlock" else 1)
-    alarm = Alarm(kind)
-    before = signal.signal(signal.SIGUSR1, alarm)
-    try:
-        with pytest.raises(OSError, match="too slow") as caught:
-            call()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert caught.value is alarm.raised
+    with raised_as_it_was(Alarm(kind)):
+        call()
     assert not server_of(site.client).breaker.failing
     assert site.cache.get("number") in (1, 2)
     if caller not in ("extend", "reacquire", "owned"):
@@ -306,13 +312,8 @@ def test_it_comes_as_a_wait_looks_whether_there_is_a_reply(
         site = Site(own_server, proxy, tmp_path, parser_class=parser)
         call = waiting(site)
         monkeypatch.setattr(looks, "can_read", looked)
-        before = signal.signal(signal.SIGUSR1, alarm)
-        try:
-            with pytest.raises(OSError, match="too slow") as caught:
-                call()
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-        assert caught.value is alarm.raised
+        with raised_as_it_was(alarm):
+            call()
         assert not server_of(site.client).breaker.failing
 
 
