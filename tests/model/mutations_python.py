@@ -30,8 +30,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from coverage import CoverageData
-
 from tests.model.mutations import EXIT, HANGS, PACKAGE, ROOT, Block, Mutant, Outcome, Workshop
 
 #: Percent of the mutants that must be caught.
@@ -374,6 +372,8 @@ class Measured:
 
     def __init__(self, folder: Path) -> None:
         """What an earlier run has written into ``folder`` is used again."""
+        from coverage import CoverageData  # noqa: PLC0415  # only drawing needs it
+
         coverage, seconds = folder / "coverage", folder / "seconds.json"
         if not seconds.exists():
             folder.mkdir(parents=True, exist_ok=True)
