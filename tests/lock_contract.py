@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -569,7 +569,8 @@ class LockContract:
 
         def wait() -> None:
             other.acquire()
-            other.extend(0.05, replace_ttl=True)
+            with suppress(LockNotOwnedError):  # On a busy machine it is over before all is done.
+                other.extend(0.05, replace_ttl=True)
             until(lambda: other.lost)
 
         waiter = Background(wait)
@@ -701,7 +702,7 @@ class LockContract:
         assert caught.value.lock_name == self.shown
         assert not lock.owned()
         until(lambda: calls)
-        assert not lock.locked()
+        until(lambda: not lock.locked())  # Of several names, the others are released.
         with pytest.raises(LockNotOwnedError):
             lock.release()
         assert calls == [1]
