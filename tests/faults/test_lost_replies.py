@@ -474,7 +474,7 @@ def test_a_connection_that_owes_a_reply_is_read_by_one_thread(
     wait, while the holder, and the keeper, ask whether the lock is theirs."""
     holder = Lock(client, "shaky", timeout=30)
     holder.acquire()
-    lock = Lock(shaky, "shaky", timeout=30, thread_local=False, grant_timeout=0.2)
+    lock = Lock(shaky, "shaky", timeout=30, thread_local=False, grant_timeout=1.5)
     frozen = proxy.freeze_after_reply(b"BLPOP", b"}:grants")
     waiter = Background(lock.acquire)
     until(lambda: blocked(client))
