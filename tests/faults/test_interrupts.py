@@ -492,6 +492,7 @@ COMPUTING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# An interrupt may come between making a coroutine and awaiting it.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("name", COMPUTING)
 def test_nothing_counts_as_being_computed_after_the_call(client: redis.Redis, name: str) -> None:
@@ -512,6 +513,7 @@ def test_nothing_counts_as_being_computed_after_the_call(client: redis.Redis, na
     each_point(attempt, modules=("django_redis_lock.singleflight", "contextlib"))
 
 
+# An interrupt may come between making a coroutine and awaiting it.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("error", [Interrupt, TimeLimit])
 @pytest.mark.parametrize("name", COMPUTING)

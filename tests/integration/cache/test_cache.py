@@ -207,7 +207,7 @@ def test_with_options_it_does_what_django_redis_does(
     "name",
     [*SOME, "delete_many"],
 )
-@pytest.mark.filterwarnings("ignore:.* on sharded client")
+@pytest.mark.filterwarnings("ignore:.* on sharded client")  # Of ours and of django-redis's.
 def test_shards_work_as_with_django_redis(
     redis_server: RedisServer, client: redis.Redis, name: str
 ) -> None:

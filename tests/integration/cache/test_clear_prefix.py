@@ -131,7 +131,6 @@ def test_what_other_software_keeps_there_stays(make: Make, client: redis.Redis) 
     assert not client.exists("site:1:hash")
 
 
-@pytest.mark.filterwarnings("ignore:.* on sharded client")
 def test_shards(redis_server: RedisServer, client: redis.Redis) -> None:
     shard = "django_redis.client.ShardClient"
     options = {"CLIENT_CLASS": shard, "LOCK_CLEAR": "prefix"}

@@ -509,7 +509,6 @@ def test_who_comes_too_late_keeps_what_it_computes(
 # -- wrong arguments ---------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.* on sharded client")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
