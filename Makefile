@@ -59,12 +59,9 @@ test-all: $(INSTALLED) ## Run the whole test suite, as each night.
 	$(if $(TOOLS),$(PIP) $(TOOLS))
 	$(RUN) -m pytest -n auto --dist worksteal --all $(ARGS)
 
-# One looks at all mutexes of the process, of which coverage has some, the other counts frames.
-NOT_COVERED := tests/unit/test_forks.py tests/integration/cache/test_nested_values.py
-
 coverage: $(INSTALLED_COVERAGE) ### Run the test suite, and show which lines and branches no test runs.
 	rm -f .coverage .coverage.*
-	$(RUN) -m pytest -n auto --dist worksteal --cov --cov-report term $(addprefix --ignore=,$(NOT_COVERED)) $(ARGS)
+	$(RUN) -m pytest -n auto --dist worksteal --cov --cov-report term -m "not uncovered" $(ARGS)
 
 test-newest: ### A brief run on the newest Django and the newest Python there is, if it is another.
 	@python=$$(sh .ci/find_python 15 14 13 12); if [ -z "$$python" ]; then \

@@ -20,6 +20,8 @@ from django_redis_lock.threads import Mutex
 from django_redis_lock.transport.circuit_breaker import Breaker
 from tests.support.sources import nodes, tree
 
+pytestmark = pytest.mark.uncovered
+
 FOLDER = Path(django_redis_lock.__file__).parent
 KINDS = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
 MUTEXES = {"Mutex", *(f"threading.{kind}" for kind in KINDS)}

@@ -18,6 +18,8 @@ from django_redis_lock import cached
 from tests.processes import in_threads
 from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.uncovered
+
 PAGE = Path(__file__).parents[3] / "docs" / "cache_stampedes.md"
 
 
