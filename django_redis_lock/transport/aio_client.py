@@ -349,7 +349,8 @@ async def exchange(
 
 async def _comes(reply: asyncio.Future[Reply], seconds: float) -> bool:
     await wait_awake({reply}, max(0.0, seconds))
-    return reply.done()
+    # Its own time-out, which may end at the same moment, is no reply.
+    return reply.done() and not isinstance(reply.exception(), RedisTimeoutError)
 
 
 async def _is_replaced(client: Client, node: Server, until: float | None) -> bool:
