@@ -263,7 +263,6 @@ class Heartbeat(Job):
         if beat is None:
             beat = heartbeats[server] = cls(server)
         with beat._mutex:
-            was_empty = not beat._renewals
             beat._renewals[renewal.hold.keys.lock] = renewal
             if beat._subscription is None:
                 with suppress(PartMissing):  # Else a loss is noticed at the next renewal.
@@ -272,8 +271,6 @@ class Heartbeat(Job):
                     keeper().start(beat._subscription)
             if beat not in keeper():
                 keeper().add(beat)
-            elif was_empty:
-                keeper().reschedule(beat, _next_beats.get(server, time.monotonic()))
         return beat
 
     def leave(self, renewal: Any) -> None:

@@ -36,7 +36,6 @@ from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import RedisError
 
 from ..cache import MISSING, value_cache
-from ..clock import time
 from ..conditions import Conditions
 from ..conf import GetOrSetOptions, checked_timeout
 from ..decorators.section import called, in_thread, run_steps
@@ -646,7 +645,6 @@ class OpenFlight(Postponed):
     def renew(self) -> None:
         """The rest of the computation begins: the keeper renews the flight."""
         for renewal in self.leader.renewals if self.leader else ():
-            renewal.due = time.monotonic()
             keeper().add(renewal)
 
     def closed(self) -> Any:

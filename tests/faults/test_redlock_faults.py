@@ -135,6 +135,17 @@ class TestMinority:
         holder.release()
         assert waiter.result() is True
 
+    def test_a_waiter_has_it_by_the_id_that_it_has_chosen(self, five: Five) -> None:
+        """Also if a server does not tell whether it has granted it."""
+        holder = five.lock()
+        holder.acquire()
+        five.servers[five.order()[-1]].pause()
+        waiter = Background(five.lock(id="mine").acquire)
+        until(lambda: places("faulty"))
+        holder.release()
+        assert waiter.result() is True
+        assert [five.clients[place].get("faulty") for place in five.order()[:-1]] == [b"mine"] * 4
+
     def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five, pace: int) -> None:
         """So all can be restarted under a lock, one after the other."""
         told = threading.Event()

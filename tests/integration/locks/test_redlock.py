@@ -20,7 +20,6 @@ from tests.lock_contract import LockContract
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import Backend, places
-from tests.support.background import Background
 from tests.support.redlocks import AMPLE, FIVE, clients, five
 from tests.support.tasks import ForThreads, Tasks
 
@@ -102,18 +101,6 @@ class TestRedlock(LockContract):
             client.set("part", "another", px=60_000)
         assert not Evicting(clients, "part", 60, server_timeout=AMPLE).acquire(blocking=False)
         assert [client.get("part") for client in clients] == [b"another"] * 3 + [None] * 2
-
-    @pytest.mark.sample(1)
-    def test_a_waiter_has_it_by_the_token_that_it_has_chosen(
-        self, clients: list[redis.Redis]
-    ) -> None:
-        holder = Redlock(clients, "chosen", 60, server_timeout=AMPLE, thread_local=False)
-        holder.acquire()
-        waiter = Background(Redlock(clients, "chosen", 60, server_timeout=AMPLE, id="mine").acquire)
-        until(lambda: places("chosen"))
-        holder.release()
-        assert waiter.result()
-        assert [client.get("chosen") for client in clients].count(b"mine") > FIVE // 2
 
 
 class InTasks(OnFive):

@@ -13,6 +13,7 @@ import redis.asyncio
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from django_redis_lock import Lock
 from django_redis_lock.contrib import topology as discovery
 from django_redis_lock.transport import server_of
 from tests.integration.locks.test_multi_lock import (
@@ -113,6 +114,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(discovery, "ask", ask)
     return asked
+
+
+def test_it_is_not_looked_for_with_each_call(
+    cluster_servers: ClusterServers, asked: list[Any]
+) -> None:
+    with redis.RedisCluster.from_url(cluster_servers.url) as client:
+        for _ in range(3):
+            with Lock(client, "found", timeout=30):
+                found, asked[:] = len(asked), ()
+    assert found == 0
 
 
 @pytest.mark.parametrize("connected", [False, True])
