@@ -100,6 +100,8 @@ TESTS = {
         "DELETE",
         "EXPIRE_AT",
         "LET_GO",
+        "END_SEEN",
+        "FLIGHT_TOKEN",
     ): (
         "test_flight_scripts.py",
         "test_lifetime_by_value.py",
@@ -109,12 +111,12 @@ TESTS = {
         "test_stale.py",
     ),
     ("MARK_STALE",): ("test_flight_scripts.py", "test_mark_stale.py"),
-    ("LIST*", "DESCRIBE*", "_IS_KNOWN", "WAITING", "RECORD_EVENT"): (
+    ("LIST*", "DESCRIBE*", "RESET", "WAITING", "LATEST", "RECORD_EVENT"): (
         "test_inventory_scripts.py",
         "test_inventory.py",
         "test_logging.py",
     ),
-    ("CLEAR", "DELETE_UNHELD", "EXISTING"): (
+    ("CLEAR", "DELETE_UNHELD", "EXISTING", "SCAN"): (
         "test_clear_scripts.py",
         "test_clear.py",
         "test_clear_prefix.py",
@@ -160,6 +162,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "local dead = redis.pcall('ZREMRANGEBYSCORE', KEYS[3], '-inf', at)",
     ): "a waiter is dead a millisecond earlier",
     ("RENEW", "if left > 0 and wanted * 0.99 > left then"): "a lock with 0 ms left is gone",
+    ("RENEW", "if left >= 0 and wanted * 0.99 >= left then"): "it is renewed a millisecond earlier",
     ("_SEEN", "if left == -2 then return '', '1' end"): "without a digest nobody looks at it",
     (
         "RENEW_FLIGHT",
@@ -229,40 +232,27 @@ def blocks(root: Path = ROOT) -> list[Block]:
     """All Lua in the package: strings in what is assigned to a name at a module's top level."""
     texts: dict[str, tuple[Path, range]] = {}
     lua: dict[str, str] = {}
-    bodies: dict[str, str] = {}
     scripts: set[str] = set()
-    for path in sorted((root / PACKAGE).rglob("*.py")):
-        source = path.read_text()
-        if "redis.call" not in source and "redis.pcall" not in source:
-            continue
-        assigned = {
-            node.targets[0].id: node.value
-            for node in ast.parse(source).body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        }
+    modules = {path: _assigned(path) for path in sorted((root / PACKAGE).rglob("*.py"))}
+    bodies = {name: value for assigned in modules.values() for name, value in assigned.items()}
+    for path, assigned in modules.items():
         for name, value in assigned.items():
             made_by = getattr(value.func, "id", "") if isinstance(value, ast.Call) else ""
             if made_by not in ("script", "shared") and not name.endswith("_FIRST"):
                 continue
             given = value.args[0] if isinstance(value, ast.Call) else value
             body = given.id if isinstance(given, ast.Name) else ""
-            if body in bodies and body not in assigned:
-                # Of two scripts: the block is that of the first.
-                lua[name] = bodies[body]
-                scripts.add(name)
-                continue
-            given = assigned.get(body, given)
-            text = next((each for each in ast.walk(given) if isinstance(each, ast.Constant)), None)
+            written = bodies.get(body, given)
+            text = next((e for e in ast.walk(written) if isinstance(e, ast.Constant)), None)
             if text is None:
                 continue
-            if body:
-                bodies[body] = text.value
-            # What stands before a line break that the text begins with is Python.
-            first = text.lineno - (not text.value.startswith("\n"))
-            texts[name] = path, range(first, text.end_lineno or text.lineno)
             lua[name] = text.value
             if made_by == "script":
                 scripts.add(name)
+            if body in assigned or not body:  # Else the block is that of the body's module.
+                # What stands before a line break that the text begins with is Python.
+                first = text.lineno - (not text.value.startswith("\n"))
+                texts[name] = path, range(first, text.end_lineno or text.lineno)
     defined = defaultdict[str, set[str]](set)  # A function of the same name for locks with places.
     for name, text in lua.items():
         for function in re.findall(r"local function (\w+)", text):
@@ -277,6 +267,18 @@ def blocks(root: Path = ROOT) -> list[Block]:
         Block(name, path, lines, frozenset(each for each in scripts if name in _all(each, parts)))
         for name, (path, lines) in texts.items()
     ]
+
+
+def _assigned(path: Path) -> dict[str, ast.expr]:
+    """What a module with Lua assigns to names at its top level."""
+    source = path.read_text()
+    if "redis.call" not in source and "redis.pcall" not in source:
+        return {}
+    return {
+        node.targets[0].id: node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
 
 
 def _all(script: str, parts: dict[str, set[str]]) -> set[str]:

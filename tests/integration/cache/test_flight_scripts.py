@@ -14,6 +14,7 @@ from django_redis_lock.protocol.script import Call, Script
 from django_redis_lock.singleflight.scripts import (
     DELETE,
     END_FLIGHT,
+    END_SEEN,
     EXPIRE_AT,
     LET_GO,
     MARK_STALE,
@@ -53,7 +54,6 @@ class Redis:
         return self.run(TAKE_FLIGHT, (KEY, FLIGHT, stream), "a third", LONG, 0)
 
     def store(self, *seen: Any, value: str = "new", lifetime: int = LONG) -> Any:
-        seen = seen or ("", "0")
         return self.run(STORE, (KEY, FLIGHT, MINE), "mine", value, lifetime, 9000, *seen)
 
     def outcomes(self, stream: bytes = MINE) -> list[bytes]:
@@ -80,6 +80,7 @@ def test_one_leads_and_the_others_follow(server: Redis) -> None:
     leader, token, left = server.take("others")
     assert (leader, token) == (0, b"mine")
     assert LONG - 60_000 < left <= LONG
+    assert server.lasts(MINE, LONG), "else nothing would wake the others"
     assert server.take() == [1], "sent again"
 
 
@@ -402,6 +403,14 @@ def test_marking_stale(server: Redis, before: int | None, after: int) -> None:
     assert after < SHORT or server.lasts(KEY, after)
     assert not server.client.exists(FLIGHT)
     assert server.outcomes(OTHERS) == [b"ended"]
+
+
+def test_ending_a_flight_that_was_seen(server: Redis) -> None:
+    server.take()
+    assert server.run(END_SEEN, (FLIGHT,), "another's") == 0
+    assert server.run(END_SEEN, (FLIGHT,), "mine") == 1
+    assert server.outcomes() == [b"ended"]
+    assert server.run(END_SEEN, (FLIGHT,), "mine") == 0
 
 
 def test_marking_nothing_stale(server: Redis) -> None:

@@ -14,6 +14,7 @@ from django_redis_lock.history import note_call
 from django_redis_lock.ops.inventory.scripts import (
     DESCRIBE,
     DESCRIBE_FLIGHTS,
+    LATEST,
     LIST,
     LIST_FLIGHTS,
     WAITING,
@@ -92,6 +93,23 @@ def test_list_passes_over_the_last_fence(scripts: Scripts) -> None:
     assert scripts.run(LIST, ("index",), "", "", 0, 10) == [2, 0, [b"a"]]
     assert scripts.run(LIST, ("index",), "", "", 0, 1) == [1, 1, []]
     assert scripts.client.zcard("index") == 2
+
+
+def test_list_finds_a_place_by_the_name_of_its_lock(scripts: Scripts) -> None:
+    for name in ("name", "{tag}:name", "a}b"):
+        keys = lock_keys(name.encode())
+        for key in (keys.lock, keys.at_place(12).lock):
+            scripts.client.set(key, "token")
+            scripts.client.zadd("index", {key: scripts.now()})
+        found = scripts.run(LIST, ("index",), name, "", 0, 10)[2]
+        assert {*found} == {keys.lock, keys.at_place(12).lock}
+
+
+def test_list_drops_what_is_gone(scripts: Scripts) -> None:
+    scripts.client.zadd("index", {"gone": scripts.now() + LONG, "a": scripts.now()})
+    scripts.client.set("a", "token")
+    assert scripts.run(LIST, ("index",), "", "", 0, 1) == [0, 1, []]
+    assert scripts.client.zrange("index", 0, -1) == [b"a"]
 
 
 # -- DESCRIBE and DESCRIBE_FLIGHTS -----------------------------------------------------------------
@@ -294,6 +312,11 @@ def test_news_are_those_of_a_day_and_no_more_than_a_thousand(scripts: Scripts) -
     assert event == b"just now"
     assert scripts.is_now(at)
     assert abs(scripts.client.pttl("news") - DAY) < TOLERANCE
+    scripts.client.zadd("news", {"of yesterday": now - DAY * 1000 - 1_000_000})
+    told = scripts.run(LATEST, ("news",), 2000)
+    assert told[::2] == [*(b"%d" % number for number in reversed(range(999))), b"just now"]
+    scripts.client.set("other", "x")
+    assert scripts.run(LATEST, ("other",), 2000) == []
 
 
 def test_heartbeats(scripts: Scripts) -> None:

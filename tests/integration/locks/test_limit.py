@@ -13,6 +13,7 @@ import redis
 
 from django_redis_lock import AsyncLock, Lock, LockNotAcquired, LockNotOwnedError, Redlock
 from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.history import CrashRecord
 from django_redis_lock.ops.inventory import (
     Outcome,
     delete_matching,
@@ -21,9 +22,10 @@ from django_redis_lock.ops.inventory import (
     list_held,
     release,
 )
-from django_redis_lock.protocol import lock_keys, parse_grant
+from django_redis_lock.protocol import lock_keys, parse_acquire, parse_grant
 from django_redis_lock.protocol.keys import INDEX, LAST_FENCE
-from tests.holding import hurry
+from django_redis_lock.transport import run
+from tests.holding import crash, hurry
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, in_threads, until
 from tests.support.backends import Backend, OnRedis
@@ -310,6 +312,59 @@ def test_a_fresh_holder_voids_the_grants_of_its_place_only(several: Holders) -> 
         number for number in (1, 2, 3) if number != lock.place
     ]
     assert lock.owned()
+
+
+def test_data_of_somebody_else_are_no_grants(several: Holders) -> None:
+    several.acquired()
+    several.client.set(lock_keys(b"several").grants, "theirs")
+    assert not several.lock().acquire(blocking=False)
+
+
+@pytest.mark.parametrize("first", range(LIMIT))
+def test_a_waiter_learns_when_the_first_place_ends(several: Holders, first: int) -> None:
+    for place in range(LIMIT):
+        several.lock(timeout=20 if place == first else 60).acquire()
+    request, _ = several.lock()._request(None, False, None, None)
+    refused = parse_acquire(run(several.client, request.acquire_call()).value, 0.0)
+    assert 0 < refused.pttl <= 20_000
+
+
+def test_grants_that_nobody_takes_are_taken_back(several: Holders) -> None:
+    """Also of a place whose key is gone."""
+    waiter, request = b"1 1.000 1 host thread", several.lock()._request(None, False, None, None)[0]
+    locks, keys = several.acquired(), lock_keys(b"several")
+    several.client.zadd(keys.waiters, {waiter: time.time() * 1000 + 60_000})
+    for lock in locks:
+        lock.release()
+    several.client.delete(keys.at_place(2).lock)
+    run(several.client, request.leave_call(waiter, try_again=False))
+    assert not several.client.exists(keys.grants, *(keys.at_place(n).lock for n in (1, 2, 3)))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_died_is_remembered_of_each_place(client: redis.Redis, waits: bool, pace: int) -> None:
+    """By who takes the place, or by who waits for it."""
+    several = Holders(client)
+    died = [several.lock(timeout=2 * pace, label=f"the {n}") for n in range(LIMIT)]
+    for lock in died:
+        assert lock.acquire(blocking=False)
+    until(lambda: all(held.owner.label for held in list_held(client, b"sev").locks))
+    waiters = [several.waiter() for _ in range(LIMIT if waits else 0)]
+    for lock in died:
+        crash(lock)
+    if waits:
+        _taken = [waiter.result() for waiter in waiters]
+    else:
+        until(lambda: several.lock().holders() == [])
+        _taken = several.acquired()
+    hurry(CrashRecord)
+    keys = [lock_keys(b"several").at_place(place).lock for place in range(1, LIMIT + 1)]
+
+    def remembered() -> set[str]:
+        events = [each for key in keys for each in inspect(client, key).events]
+        return {each.owner.label for each in events if each.what == "crashed"}
+
+    until(lambda: remembered() == {lock.label for lock in died})
 
 
 # -- processes with different limits -----------------------------------------------------------

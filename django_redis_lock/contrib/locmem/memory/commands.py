@@ -333,18 +333,17 @@ class Commands:
     def zrange(self, key: bytes, start: bytes, stop: bytes, *options: bytes) -> list[bytes]:
         found = self._of(_SortedSet, key)
         members: list[bytes] = found.ordered()[:: -1 if b"REV" in options else 1]
-        members = members[_slice(len(members), start, stop)]
-        if b"WITHSCORES" not in options:
-            return members
-        return [part for m in members for part in (m, b"%.17g" % found[m])]
+        return _chosen(found, members[_slice(len(members), start, stop)], options)
 
-    def zrangebyscore(self, key: bytes, low: bytes, high: bytes, *limit: bytes) -> list[bytes]:
+    def zrangebyscore(self, key: bytes, low: bytes, high: bytes, *options: bytes) -> list[bytes]:
         found, above, below = self._of(_SortedSet, key), _bound(low), _bound(high)
         end = below[0], -below[1]
-        return _limited([m for m in found.ordered() if above <= (found[m], 0) <= end], limit)
+        members = [m for m in found.ordered() if above <= (found[m], 0) <= end]
+        return _chosen(found, members, options)
 
-    def zrevrangebyscore(self, key: bytes, high: bytes, low: bytes, *limit: bytes) -> list[bytes]:
-        return _limited(self.zrangebyscore(key, low, high)[::-1], limit)
+    def zrevrangebyscore(self, key: bytes, high: bytes, low: bytes, *options: bytes) -> list[bytes]:
+        found = self._of(_SortedSet, key)
+        return _chosen(found, self.zrangebyscore(key, low, high)[::-1], options)
 
     # -- streams -----------------------------------------------------------------------------
 
@@ -378,11 +377,14 @@ def _slice(size: int, start: bytes, stop: bytes) -> slice:
     )
 
 
-def _limited(found: list[bytes], limit: Sequence[bytes]) -> list[bytes]:
-    if not limit:
-        return found
-    offset, count = map(int, limit[1:])
-    return found[offset : offset + count]
+def _chosen(scores: _SortedSet, members: list[bytes], options: Sequence[bytes]) -> list[bytes]:
+    """What LIMIT and WITHSCORES leave of the members, and add to them."""
+    if b"LIMIT" in options:
+        offset, count = map(int, options[options.index(b"LIMIT") + 1 :])
+        members = members[offset : offset + count]
+    if b"WITHSCORES" not in options:
+        return members
+    return [part for m in members for part in (m, b"%.17g" % scores[m])]
 
 
 def _glob(pattern: bytes) -> re.Pattern[bytes]:
