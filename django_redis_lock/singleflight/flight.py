@@ -673,7 +673,6 @@ class FlightRenewal(Job):
         self._leader_ref = weakref.ref(leader)
         self._began = time.monotonic()
         self._thread = threading.current_thread()
-        self._named = False
         due = leader.sent_at + min(leader.timeout / 3, DESCRIBE_AFTER_SECONDS)
         super().__init__(leader.server, due)
 
@@ -685,7 +684,7 @@ class FlightRenewal(Job):
         key = self.key
         keys = flight_key(key), flight_leader(key), self.server.index_of(FLIGHTS, key)
         args = self.token, milliseconds(self.deadline_scale), key
-        return Call(RENEW_FLIGHT, keys, args if self._named else (*args, *self._owner(leader, now)))
+        return Call(RENEW_FLIGHT, keys, (*args, *self._owner(leader, now)))
 
     def _owner(self, leader: Leader, now: float) -> tuple[str, ...]:
         """The milliseconds since the computation began, and the description of the leader."""
@@ -702,7 +701,6 @@ class FlightRenewal(Job):
         return (f"{(now - self._began) * 1000:.0f}", *owner.fields(), *chain(*known.items()))
 
     def replied(self, value: Reply, sent_at: float) -> None:
-        self._named = True
         self.due = sent_at + self.deadline_scale / 3
         if not value:  # A write has ended the flight. STORE will tell the leader.
             keeper().discard(self)

@@ -220,19 +220,16 @@ return {digest, at}
 #: leaves the index by itself: at its end, with one of the next flights that are renewed.
 #:
 #: KEYS  the flight, its leader, the index of flights
-#: ARGV  token, lifetime, the value's key; then, if the leader is to be named, the milliseconds for
-#:       which it has been computing, and its fields and values
+#: ARGV  token, lifetime, the value's key, the milliseconds for which its leader has been computing,
+#:       and the leader's fields and values
 #: returns 1, or 0 if the flight is not this leader's any more
 #: atomic because another leader's flight must not be lengthened.
 RENEW_FLIGHT = script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-if #ARGV > 3 then
-  redis.call('DEL', KEYS[2])
-  local since = string.format('%.6f', now() / 1000000 - ARGV[4] / 1000)
-  put('HSET', KEYS[2], 'since', since, unpack(ARGV, 5))
-end
-put('HSET', KEYS[2], 'seen', string.format('%d', now()))
+redis.call('DEL', KEYS[2])
+local since = string.format('%.6f', now() / 1000000 - ARGV[4] / 1000)
+put('HSET', KEYS[2], 'since', since, 'seen', string.format('%d', now()), unpack(ARGV, 5))
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 local at = math.floor(now() / 1000)
 local over = redis.pcall('ZRANGEBYSCORE', KEYS[3], '-inf', '(' .. at, 'LIMIT', 0, 64)

@@ -133,15 +133,19 @@ def expect_nobody_at_the_old(address: Address) -> None:
 
 @caller
 def projects_own_command(address: Address) -> Iterator[None]:
-    """A lock has seen that the address has moved: connections of redis-py's pool end, too."""
-    redis = address.cache.client.get_client()
-    redis.lpush("work", 1)
+    """A lock has seen that the address has moved: connections of redis-py's pools end, too."""
+    of_cache = address.cache.client.get_client()
+    settings = of_cache.connection_pool.connection_kwargs
+    another = redis.Redis(connection_pool=redis.ConnectionPool(**settings))
+    assert server_of(another) is server_of(of_cache)
+    of_cache.lpush("work", 1)
+    another.lpush("work", 2)
     take(lambda: address.cache.lock("name"))
     yield
     address.old.asking.replicaof("127.0.0.1", "1")  # It hears of nothing more.
-    address.new.asking.lpush("work", 2)
+    address.new.asking.lpush("work", 3)
     take(lambda: address.cache.lock("name", blocking=False))
-    assert redis.llen("work") == 2
+    assert of_cache.llen("work") == another.llen("work") == 3
 
 
 @caller
@@ -364,6 +368,10 @@ async def each_call_of_a_task_alone(address: Address) -> Any:
     yield
     assert await address.cache.aset("first", 1, 300)
     assert await AsyncLock(client, "other", timeout=30).acquire(blocking=False)
+    made = address.new.asking.info("stats")["total_connections_received"]
+    for _ in range(3):
+        assert await address.cache.aset("first", 1, 300)
+    assert address.new.asking.info("stats")["total_connections_received"] == made
 
 
 @pytest.mark.sample(2)

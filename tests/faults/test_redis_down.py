@@ -56,6 +56,11 @@ def cache(own_server: RedisServer) -> RedisCache:
     return cache_of(own_server, LOCK_ON_REDIS_DOWN="local")
 
 
+def refuse(server: RedisServer) -> None:
+    """What is at the key of the lock is somebody else's."""
+    server.client().rpush(":lock:1:nightly", "theirs")
+
+
 # -- while Redis answers -----------------------------------------------------------------------
 
 
@@ -147,6 +152,19 @@ def test_a_lock_of_this_host_is_taken_instead(
     assert lock.degraded is None
     with pytest.raises(LockError):
         lock.release()
+
+
+@pytest.mark.parametrize(
+    ("policy", "fault", "error"),
+    [("run", RedisServer.kill, redis.ConnectionError), ("local", refuse, redis.ResponseError)],
+)
+def test_who_holds_it_is_not_known(
+    own_server: RedisServer, policy: str, fault: Any, error: type[Exception]
+) -> None:
+    cache = cache_of(own_server, LOCK_ON_REDIS_DOWN=policy)
+    fault(own_server)
+    with pytest.raises(error):
+        cache.lock("nightly").holders()
 
 
 def take(link: Link, url: str, folder: str) -> str | None:

@@ -65,6 +65,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.fallback.file_lock",
         "text = os.pread(file, 10001, 0)",
     ): "a longer text is incomplete even so",
+    ("contrib.redlock", "attempt = secrets.token_hex(9).encode()"): "any unique one will do",
+    (
+        "locking.base",
+        'attempt = b"" if chosen is None else secrets.token_hex(9).encode()',
+    ): "any unique one will do",
     ("contrib.redlock", "default=1,"): "a fence is at least 1 in any case",
     ("pools", "self.connect() => pass"): "for older versions of redis-py",
     ("keeper", "self.wakes_at = max(earliest, resumes_at) => pass"): "it looks each second",

@@ -252,6 +252,11 @@ def test_limits_of_a_server_that_make_no_sense() -> None:
         )
 
 
+def test_on_several_servers_clocks_may_drift_by_a_hundredth_of_a_second() -> None:
+    refuses("at least 0.01 seconds", Redlock, [NODE, *OTHERS], "report", 0.009)
+    assert Redlock([NODE, *OTHERS], "report", 0.01).timeout == 0.01
+
+
 def test_numbers_of_replicas_that_make_no_sense() -> None:
     for value in (-1, True, 1.0, "1", None):
         refuses("whole number of 0 or more", Lock, NODE, "report", 5, replicas=value)

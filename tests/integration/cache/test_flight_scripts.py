@@ -252,7 +252,7 @@ def test_nothing_is_stored_or_ended_in_anothers_flight(server: Redis, flight: st
         server.take(flight)
     assert server.store() == 0
     assert server.run(END_FLIGHT, (KEY, FLIGHT, MINE), "mine", 9000, "it broke", SHORT) == 0
-    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY) == 0
+    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), *RENEWED) == 0
     assert server.client.get(KEY) is None
     assert server.client.get(FLIGHT) == (flight and flight.encode())
     assert not flight or server.lasts(FLIGHT, LONG)
@@ -316,14 +316,16 @@ def test_a_large_value_is_seen_to_be_another(server: Redis, part: str) -> None:
 # -- while it goes on ------------------------------------------------------------------------------
 
 
+RENEWED = ("mine", SHORT, KEY, 5000, "host", "here")
+
+
 def test_renewing(server: Redis) -> None:
     server.take()
     server.client.zadd(FLIGHTS, {"over": 1, "goes on": 1e15})
     server.client.hset(LEADER, "of", "a leader before")
     before = time.time()
     keys = (FLIGHT, LEADER, FLIGHTS)
-    assert server.run(RENEW_FLIGHT, keys, "mine", SHORT, KEY, 5000, "host", "here") == 1
-    assert server.run(RENEW_FLIGHT, keys, "mine", SHORT, KEY) == 1
+    assert server.run(RENEW_FLIGHT, keys, *RENEWED) == 1
     assert server.lasts(FLIGHT, SHORT)
     assert server.lasts(LEADER, SHORT)
     leader = server.client.hgetall(LEADER)
@@ -338,9 +340,9 @@ def test_renewing(server: Redis) -> None:
 def test_renewing_takes_few_that_are_over_off_the_index_at_once(server: Redis) -> None:
     server.take()
     server.client.zadd(FLIGHTS, {f"over {number}": 1 for number in range(100)})
-    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY) == 1
+    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), *RENEWED) == 1
     assert 1 < server.client.zcard(FLIGHTS) < 100
-    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), "mine", SHORT, KEY) == 1
+    assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), *RENEWED) == 1
     assert server.client.zrange(FLIGHTS, 0, -1) == [KEY]
 
 

@@ -299,11 +299,12 @@ def names(cache: Any) -> set[bytes]:
 
 
 def contents(cache: Any) -> dict[bytes, Any]:
-    """The values that are there, and whether each ends."""
+    """The values that are there, and whether each ends. A lock that was held for half a second has
+    events."""
     client = cache._lock_client()
     found = {}
     for key in names(cache):
-        if b"fence" not in key:
+        if b"fence" not in key and not key.endswith(b":events"):
             with suppress(redis.ResponseError):  # It is no value.
                 found[key] = client.get(key), client.pttl(key) > 0
     return found

@@ -13,6 +13,7 @@ import redis
 
 from django_redis_lock import AsyncLock, AsyncMultiLock, AsyncRedlock, Lock, LockError
 from django_redis_lock.transport import asyncio_client, server_of
+from django_redis_lock.transport.address import KEEPALIVE_OPTIONS
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import SentinelServers
@@ -55,6 +56,24 @@ def test_without_a_socket_a_wait_polls(
     assert not client.info("clients")["blocked_clients"]
     holder.release()
     assert waiting.result()
+
+
+@pytest.mark.parametrize("given", [{}, {"socket_keepalive_options": {socket.TCP_KEEPIDLE: 7}}])
+def test_the_system_asks_whether_the_server_is_there(
+    redis_server: RedisServer, given: dict[str, Any]
+) -> None:
+    """Else a waiter whose network has forgotten it would wait for two hours."""
+    made: list[socket.socket] = []
+
+    class Noted(redis.Connection):
+        def _connect(self) -> Any:
+            made.append(super()._connect())
+            return made[-1]
+
+    client = redis.Redis.from_url(redis_server.url, connection_class=Noted, **given)
+    with client, Lock(client, "name", timeout=60):
+        idle = {each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) for each in made}
+    assert idle == {7 if given else KEEPALIVE_OPTIONS[socket.TCP_KEEPIDLE]}
 
 
 @pytest.mark.parametrize("kind", [AsyncLock, AsyncMultiLock, AsyncRedlock])

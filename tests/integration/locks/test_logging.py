@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,11 +27,15 @@ from django_redis_lock import Lock, LockNotOwnedError, events, locked, threads
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.locking.hold import held_logger
 from django_redis_lock.ops.inventory.listing import inspect
+from django_redis_lock.protocol.identity import hostname
+from django_redis_lock.protocol.keys import process_key
 from django_redis_lock.threads import ThreadPool
-from tests.holding import hurry, renew
+from tests.holding import crash, hurry, renew, silence
 from tests.moved_clock import moved_clock
 from tests.processes import PATIENCE, WHOLE_END, until
 from tests.redis_server import RedisServer
+from tests.support.backends import places
+from tests.support.background import Background
 from tests.support.logs import logged
 
 
@@ -63,6 +68,35 @@ def test_a_lock_held_for_most_of_its_lifetime(client: redis.Redis, warned: Any) 
     )
     assert found
     assert 80 <= float(found[1]) <= 100
+
+
+@pytest.mark.parametrize(
+    ("silent", "beats", "told"),
+    [(0, False, ""), (200, True, ""), (200, False, ", silent for 2.. s")],
+    ids=["described", "alive", "silent"],
+)
+def test_a_long_wait_says_for_whom(
+    client: redis.Redis, caplog: Any, silent: float, beats: bool, told: str
+) -> None:
+    holder = Lock(client, "bare", timeout=600, label="nightly")
+    holder.acquire()
+    hurry()
+    until(lambda: client.hget(holder.keys.owner, "label"))
+    silence(client, holder.keys.lock, silent)
+    crash(holder)
+    if beats:
+        client.set(process_key("another"), int(time.time() * 1e6))
+    with moved_clock() as pass_time:
+        waiter = Background(Lock(client, "bare", timeout=60).acquire)
+        until(lambda: places("bare"))
+        for number, seconds in enumerate((31, 30), start=1):
+            pass_time(seconds)
+            until(lambda number=number: len(logged(caplog, "waiting")) == number)
+        holder.release()
+        assert waiter.result()
+    for said, seconds in zip(logged(caplog, "waiting"), (3, 6), strict=True):
+        whom = rf"{hostname()}:{os.getpid()}{told} \(MainThread; nightly\)"
+        assert re.fullmatch(rf"A caller waits for bare since {seconds}. s; held by {whom}", said)
 
 
 @pytest.mark.parametrize(

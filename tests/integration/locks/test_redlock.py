@@ -15,7 +15,7 @@ import redis.asyncio
 from django_redis_lock import AsyncRedlock, Redlock
 from django_redis_lock.history import CrashRecord
 from django_redis_lock.ops.inventory.listing import inspect
-from tests.holding import crash, hurry
+from tests.holding import crash, hurry, settle
 from tests.lock_contract import LockContract
 from tests.processes import until
 from tests.redis_server import RedisServer
@@ -101,6 +101,20 @@ class TestRedlock(LockContract):
             client.set("part", "another", px=60_000)
         assert not Evicting(clients, "part", 60, server_timeout=AMPLE).acquire(blocking=False)
         assert [client.get("part") for client in clients] == [b"another"] * 3 + [None] * 2
+
+    @pytest.mark.sample(1)
+    def test_a_server_that_has_it_no_more_is_not_asked_for_it_at_once(
+        self, clients: list[redis.Redis]
+    ) -> None:
+        """A forced release ends it on one server after the other."""
+        lock = Redlock(clients, "forced", 60, renew=True, server_timeout=AMPLE)
+        lock.acquire()
+        clients[0].delete("forced")
+        for _ in range(3):
+            hurry()
+            settle()
+        assert [client.exists("forced") for client in clients] == [0, 1, 1, 1, 1]
+        lock.release()
 
 
 class InTasks(OnFive):
