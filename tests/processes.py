@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import django
+import psutil
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.management import execute_from_command_line
@@ -51,6 +52,7 @@ __all__ = [
     "Link",
     "ManageCommand",
     "Worker",
+    "gone",
     "in_threads",
     "processes",
     "until",
@@ -324,6 +326,13 @@ def in_threads(count: int, function: Callable[..., Any], *args: Any) -> list[Any
         thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     return found
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def until(condition: Callable[[], Any]) -> None:

@@ -638,6 +638,21 @@ def test_a_lock_is_free_after_a_late_last_try(
     deliver(held, client, "late")
 
 
+def test_what_a_last_try_has_taken_is_released(
+    client: redis.Redis, proxy: Proxy, late: redis.Redis
+) -> None:
+    """Its reply comes after the wait has ended."""
+    assert Lock(client, "late", timeout=30).acquire()
+    waiter = Background(waits(late, blocking_timeout=SECONDS))
+    until(lambda: client.zcard("{late}:waiters"))
+    proxy.delay_reply(PATIENCE, LEAVE.sha.encode(), times=10**6)
+    client.delete("late")
+    assert waiter.result() is False
+    assert client.exists("late")
+    until_released()
+    assert not client.exists("late")
+
+
 def test_a_lock_that_was_waited_for_is_free(
     client: redis.Redis, proxy: Proxy, late: redis.Redis
 ) -> None:

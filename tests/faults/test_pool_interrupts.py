@@ -94,7 +94,8 @@ def popped(cache: Any) -> None:
 
 def listened(cache: Any) -> None:
     with cache.client.get_client().pubsub() as messages:
-        messages.subscribe("channel", "another")
+        messages.subscribe("channel")
+        messages.subscribe("another")  # It reads no reply before that.
         messages.get_message(timeout=1)
         messages.get_message(timeout=1)
 

@@ -31,11 +31,11 @@ from django_redis_lock.contrib import fallback
 from django_redis_lock.contrib.fallback.file_lock import held_locally
 from django_redis_lock.events import FellBack
 from django_redis_lock.transport.aio_client import asyncio_client
-from tests.holding import outages
+from tests.holding import hurry_until, outages
 from tests.lock_contract import LockContract
 from tests.processes import PATIENCE, Link, processes, until
 from tests.redis_server import RedisServer, closed_port
-from tests.support.backends import Backend, OnRedis
+from tests.support.backends import Backend, OnRedis, places
 from tests.support.background import Background
 from tests.support.logs import logged
 
@@ -210,6 +210,27 @@ def test_what_was_taken_here_holds_when_redis_is_back(
     assert not waiter.done
     assert local.degraded == "local"
     local.release()
+    assert waiter.result() is True
+
+
+def test_who_has_lost_its_lock_while_it_waited_for_that_of_this_host_waits_again(
+    own_server: RedisServer, cache: RedisCache, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fallback, "NO_WAIT_SECONDS", 0.0)
+    own_server.kill()
+    local, other, name = cache.lock("nightly"), cache.lock("nightly"), ":lock:1:nightly"
+    assert local.acquire()
+    own_server.start()
+    client = own_server.client()
+    waiter = Background(lambda: other.acquire(blocking_timeout=PATIENCE))
+    until(lambda: client.exists(name))
+    mine = Lock(client, name, timeout=60, thread_local=False)
+    client.delete(name)
+    assert mine.acquire(blocking=False)
+    hurry_until(lambda: logged(caplog, "lost", name))
+    local.release()
+    until(lambda: places(name))
+    mine.release()
     assert waiter.result() is True
 
 

@@ -65,6 +65,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "contrib.fallback.file_lock",
         "text = os.pread(file, 10001, 0)",
     ): "a longer text is incomplete even so",
+    ("keeper", "if job in self._jobs or job.worker is not None:"): "a discarded job is not done",
     ("contrib.redlock", "attempt = secrets.token_hex(9).encode()"): "any unique one will do",
     (
         "locking.base",

@@ -17,7 +17,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import redis
 from django.core.cache import caches
@@ -28,7 +27,7 @@ from django_redis_lock.management import Exit
 from django_redis_lock.management.commands.run_locked import Command
 from django_redis_lock.management.job import Program
 from tests.holding import hurry
-from tests.processes import PATIENCE, ManageCommand, until
+from tests.processes import PATIENCE, ManageCommand, gone, until
 from tests.redis_server import RedisServer, closed_port
 from tests.support.commands import called
 from tests.support.logs import logged
@@ -266,13 +265,6 @@ def test_a_command_may_go_on_without_its_lock() -> None:
 
 
 # -- programs ----------------------------------------------------------------------------------
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_signals_reach_a_program_and_its_code_comes_back() -> None:

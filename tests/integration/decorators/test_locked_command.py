@@ -7,6 +7,7 @@ import faulthandler
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from io import StringIO
@@ -23,7 +24,7 @@ from django_redis_lock.decorators import on_lost
 from django_redis_lock.decorators.section import RetryUntil
 from django_redis_lock.protocol.identity import hostname
 from tests.holding import hold, hurry
-from tests.processes import Link, in_threads, processes, until
+from tests.processes import Link, gone, in_threads, processes, until
 from tests.redis_server import RedisServer
 
 OWNER = b"{:lock:1:nightly}:owner"
@@ -35,7 +36,7 @@ def hang_in_a_process(link: Link) -> None:
     @locked("fragile", timeout=60, on_lost="terminate", lost_exit_code=3)
     class Hanging(Ran):
         def handle(self, *args: Any, **options: Any) -> str | None:
-            link.say("running")
+            link.say(subprocess.Popen(["sleep", "120"]).pid)
             while True:
                 try:
                     threading.Event().wait()
@@ -424,9 +425,11 @@ def test_it_waits_for_redis_if_asked_to(away: RedisServer, monkeypatch: pytest.M
 def test_a_command_that_hangs_then_is_ended_all_the_same(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:
+    """And so is what it has started."""
     with processes(hang_in_a_process) as (worker,):
         worker.go()
-        assert worker.hear() == "running"
+        started = worker.hear()
         client.set(":lock:1:fragile", "another's")
         assert worker.hear() == "no"
         assert worker.exit_code() == 3
+        until(lambda: gone(started))

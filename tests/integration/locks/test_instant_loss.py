@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tests.holding import hurry, settle
 from tests.processes import PATIENCE, Link, in_threads, processes, until
 from tests.redis_server import GivenServer, RedisServer
 from tests.redis_topologies import ClusterServers, SentinelServers
+from tests.support.logs import logged
 
 NAME = "told"
 #: Seconds: far less than a third of the lock's lifetime.
@@ -274,6 +276,22 @@ def test_after_the_server_has_restarted(client: redis.Redis) -> None:
         until(lambda: subscribed(other))
         server.restart()
         lock.expect_told(by_reset)
+
+
+def test_while_redis_is_away_it_connects_now_and_then(
+    own_server: RedisServer, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "django_redis_lock")
+    monkeypatch.setattr(instant_loss, "FIRST_PAUSE_SECONDS", 3600.0)
+    client = own_server.client()
+    with Lock(client, NAME, timeout=600):
+        listen(client)
+        own_server.asking.config_set("maxclients", 1)  # So that no other connection comes about.
+        own_server.asking.client_kill_filter(_type="pubsub")
+        until(lambda: logged(caplog, "keeper", "Could not listen"))
+        for _ in range(100):
+            assert own_server.asking.ping()
+        assert len(logged(caplog, "keeper", "Could not listen")) == 1
 
 
 def test_what_was_missed_is_found_out_at_the_reconnection(client: redis.Redis) -> None:
