@@ -32,7 +32,7 @@ end
 _MATCHES = shared("""
 local function matches(key)
   return string.sub(key, 1, #ARGV[1]) == ARGV[1]
-    and (ARGV[2] == '' or string.find(string.lower(key), ARGV[2], 1, true))
+    and string.find(string.lower(key), ARGV[2], 1, true)
 end
 """)
 

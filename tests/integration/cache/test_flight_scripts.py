@@ -324,8 +324,8 @@ def test_renewing(server: Redis) -> None:
     server.client.zadd(FLIGHTS, {"over": 1, "goes on": 1e15})
     server.client.hset(LEADER, "of", "a leader before")
     before = time.time()
-    keys = (FLIGHT, LEADER, FLIGHTS)
-    assert server.run(RENEW_FLIGHT, keys, *RENEWED) == 1
+    for _ in range(2):
+        assert server.run(RENEW_FLIGHT, (FLIGHT, LEADER, FLIGHTS), *RENEWED) == 1
     assert server.lasts(FLIGHT, SHORT)
     assert server.lasts(LEADER, SHORT)
     leader = server.client.hgetall(LEADER)
@@ -373,6 +373,13 @@ def test_writing(server: Redis, before: str | None, how: str, written: int) -> N
         assert server.client.pttl(KEY) == -1
     assert server.client.exists(FLIGHT) == 1 - written
     assert server.outcomes(OTHERS) == [b"ended"] * written
+
+
+def test_a_computations_own_write_does_not_end_its_flight(server: Redis) -> None:
+    server.take()
+    for own, left in ((("others", "mine"), 1), (("others",), 0)):
+        assert server.run(WRITE, (KEY, FLIGHT), "mine", "", "", *own) == 1
+        assert server.client.exists(FLIGHT) == left
 
 
 def test_a_write_ends_a_remembered_failure(server: Redis) -> None:

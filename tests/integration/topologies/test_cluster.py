@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.integration.locks.test_multi_lock import (
     names_of,
 )
 from tests.lock_contract import LockContract
+from tests.processes import until
 from tests.redis_topologies import ClusterServers
 from tests.support.backends import Backend, OnRedis
 from tests.support.tasks import InTasks, Tasks
@@ -101,6 +103,28 @@ def test_a_search_that_had_no_time_for_all_nodes_goes_on_with_the_others(
             found._look(time.monotonic())
         found._look(time.monotonic() + 30)
     assert asked[1] is not asked[0]
+
+
+def test_a_search_in_vain_is_soon_repeated(
+    cluster_servers: ClusterServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(discovery, "LAST_RETRY_SECONDS", 3600.0)
+
+    def ask(*_: Any) -> Any:
+        raise RedisTimeoutError("frozen")
+
+    def is_found() -> bool:
+        with suppress(RedisConnectionError):
+            return Lock(client, "found", timeout=30).acquire()
+        return False
+
+    with redis.RedisCluster.from_url(cluster_servers.url, socket_timeout=4.5) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(discovery, "ask", ask)
+            with pytest.raises(RedisConnectionError, match="Could not find a primary"):
+                Lock(client, "found", timeout=30).acquire()
+        until(is_found)
 
 
 @pytest.fixture
