@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +215,20 @@ class _Environment:
         return _set_environment, (dict(os.environ),)
 
 
+#: Under coverage: notes what this process has run until now.
+_note_lines: Callable[[], object] | None = None
+
+
 def _set_environment(variables: dict[str, str]) -> None:
+    global _note_lines
     os.environ.clear()
     os.environ.update(variables)
+    if "COVERAGE_PROCESS_CONFIG" in variables:  # What runs here counts as this test's.
+        from coverage import process_startup  # noqa: PLC0415  # only measuring needs it
+
+        if (measured := process_startup(force=True)) is not None:
+            _note_lines = measured.save
+            Finalize(None, _note_lines, exitpriority=0)  # ``multiprocessing`` calls no atexit.
 
 
 class ManageCommand:
@@ -301,7 +313,10 @@ def _work(
     link.say("ready")
     link.hear()
     try:
-        connection.send(("returned", function(link, *args)))
+        result = function(link, *args)
+        if _note_lines is not None:  # Its test may kill it as soon as it has the result.
+            _note_lines()
+        connection.send(("returned", result))
     except BaseException as error:
         connection.send(("raised", error))
 
