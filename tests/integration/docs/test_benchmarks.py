@@ -34,6 +34,7 @@ def run(names: list[str], page: Path, plots: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.uncovered
 def test_every_measurement_gives_figures_of_ours(tmp_path: Path) -> None:
     published = (ROOT / "docs" / "benchmarks.md").read_bytes()
     measured = some(MEASUREMENTS, each=len(MEASUREMENTS))
