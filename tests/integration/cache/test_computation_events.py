@@ -183,6 +183,7 @@ def test_reads_of_several_values(cache: RedisCache, kind: str) -> None:
             found = asyncio.run(cache.aget_or_set_many("abc", lambda keys: dict.fromkeys(keys, 3)))
     assert found == {"a": 1, "b": 2, "c": 3}
     assert sorted((read.result, read.values) for read in heard.reads) == [("hit", 2), ("miss", 1)]
+    assert all(0 <= read.seconds < 60 for read in heard.reads)
 
 
 def test_without_redis_each_call_misses(heard: RecordedEvents) -> None:

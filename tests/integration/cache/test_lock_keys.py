@@ -264,12 +264,19 @@ def long_hashed(key: str, prefix: str, version: Any) -> str:
     return f"{prefix}:{version}:{key if len(key) < 30 else sha(key, prefix, version)}"
 
 
+def strict(key: str, *where: Any) -> str:
+    if "lock" in key:
+        raise ValueError(f"{REFUSED} value")
+    return default_key_func(key, *where)
+
+
 #: Those that keep versions apart.
 FUNCTIONS: list[Callable[..., str]] = [
     default_key_func,
     sha,
     slug,
     long_hashed,
+    strict,
     lambda key, *where: sha(key, *where)[:16],
     lambda key, *where: default_key_func(key, *where).lower(),
     lambda key, *where: default_key_func(key.lower(), *where),

@@ -132,6 +132,7 @@ def test_an_outage_stays_one(
     for name in ("get", "get_many") if observed else ():
         monkeypatch.setattr(cache, name, observing(getattr(cache, name), []))
     for _ in range(5):
+        assert asyncio.run(cache.aget_or_set("report", 1, **terms)) == 1
         assert cache.get_or_set("report", 1, **terms) == 1
         assert cache.get_or_set_many(["a"], lambda keys: dict.fromkeys(keys, 1)) == {"a": 1}
     assert cache._connections.breaker is not None

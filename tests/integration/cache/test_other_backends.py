@@ -182,6 +182,7 @@ def test_what_ends_a_value(other: Backend) -> None:
     for change in changes:
         assert calls_of(change) == (2 if change is changes[2] and not other.stores else 1)
     cache.get_or_set("one", 1)
+    assert ("one" in cache) is other.stores
     assert cache.mark_stale_many(["one", "two"]) == int(other.stores)
     assert cache.get_or_set("one", 2) == 2
 

@@ -222,15 +222,17 @@ def test_a_signal_that_ends_a_command_releases_its_lock(
     assert not client.keys(":lock:1:*")
 
 
-def heed_in_a_process(link: Link, kind: type[Ran]) -> tuple[int, list[int], bool]:
+def heed_in_a_process(
+    link: Link, kind: type[Ran], heeded: int, ignored: int
+) -> tuple[int, list[int], bool]:
     """With a handler, as under ``nohup``, and with a dump of all threads on SIGQUIT."""
     heard: list[int] = []
 
     def heed(number: int, frame: object) -> None:
         heard.append(number)
 
-    signal.signal(signal.SIGTERM, heed)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(heeded, heed)
+    signal.signal(ignored, signal.SIG_IGN)
     before = [signal.getsignal(number) for number in ENDINGS]
     with open(os.devnull, "w") as nowhere:
         faulthandler.register(signal.SIGQUIT, file=nowhere)
@@ -269,17 +271,18 @@ def test_the_handler_of_a_program_is_called_and_chooses_the_exit_code(
     assert not client.keys(":lock:1:*")
 
 
+@pytest.mark.parametrize("heeded", [ENDINGS[:2], ENDINGS[1::-1]])
 @pytest.mark.parametrize("kind", [Nightly, Stubborn, RunLocked])
 def test_a_signal_that_is_heeded_ignored_or_only_asks_for_a_dump_ends_no_command(
-    redis_server: RedisServer, kind: type[Ran]
+    redis_server: RedisServer, kind: type[Ran], heeded: tuple[int, int]
 ) -> None:
-    with processes(heed_in_a_process, kind) as (worker,):
+    with processes(heed_in_a_process, kind, *heeded) as (worker,):
         worker.go()
         assert worker.hear() == "running"
         for number in ENDINGS:
             os.kill(worker.pid, number)
         worker.say("finish")
-        assert worker.result() == (0, [signal.SIGTERM], True)
+        assert worker.result() == (0, [heeded[0]], True)
 
 
 @locked("nightly", blocking=True)

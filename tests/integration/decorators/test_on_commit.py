@@ -80,6 +80,10 @@ WAYS: dict[str, Way] = {
     "amark_stale": Way(
         lambda c, db: async_to_sync(c.on_commit(db).amark_stale)("key", stale=60), left="stale"
     ),
+    "amark_stale_many": Way(
+        lambda c, db: async_to_sync(c.on_commit(db).amark_stale_many)(["key"], stale=60),
+        left="stale",
+    ),
     "ainvalidate": Way(
         lambda c, db: async_to_sync(aaccount.on_commit(db).invalidate)(7), "aaccount-%(int)7"
     ),

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -340,6 +341,18 @@ def test_a_retry_runs_and_frees_the_name(task: Any) -> None:
         assert first.get(timeout=30) == "at last"
         until(lambda: not name().locked())
     assert runs == [7, 7]
+
+
+def test_a_start_that_is_planned_is_waited_for() -> None:
+    """The lifetime of the name begins with it."""
+    start = datetime.now(timezone.utc) + timedelta(hours=1)
+    late = {"countdown": 3600}, {"eta": start}, {"eta": start.replace(tzinfo=None)}
+    for shop, when in enumerate((*late, {"eta": start.isoformat()})):
+        plain.apply_async((shop,), **when)
+        assert 3000 < name(shop).ttl() <= 3660
+    for over in ({"countdown": -3600}, {"eta": start - timedelta(hours=2)}):
+        plain.apply_async((7,), **over)
+        assert 0 < name().ttl() <= 60
 
 
 def test_a_retry_is_never_refused(queued: Callable[[], int]) -> None:
