@@ -36,7 +36,15 @@ def lock(folder: Path, where: bytes = b"report") -> LocalLock:
     return LocalLock(where, "report", folder)
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deletes", [True, False])
+def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool) -> None:
+    """Also if only the owner of a file may delete it, as in /tmp."""
+
+    def refuse(path: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", path)
+
+    if not deletes:
+        monkeypatch.setattr(os, "unlink", refuse)
     one, two = lock(tmp_path), lock(tmp_path)
     assert one.try_acquire(ME)
     assert not two.try_acquire(ME)
