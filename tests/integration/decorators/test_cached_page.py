@@ -34,7 +34,6 @@ from django.utils.cache import patch_vary_headers
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import cache_control, cache_page
-from django.views.decorators.http import conditional_page
 
 from django_redis_lock import cached_page, events
 from django_redis_lock.exceptions import ComputationFailed
@@ -196,15 +195,6 @@ def test_django_and_we_share_pages() -> None:
     ours, theirs = cached_page(60)(view), cache_page(60)(view)
     assert [body(ours(ask())), body(theirs(ask()))] == ["page 1"] * 2
     assert [body(theirs(ask(x_kind="a"))), body(ours(ask(x_kind="a")))] == ["page 2"] * 2
-
-
-def test_conditional_requests() -> None:
-    view = counting(lambda request: HttpResponse("page"))
-    page = conditional_page(cached_page(60)(view))
-    etag = page(ask())["ETag"]
-    again = page(ask(if_none_match=etag))
-    assert (again.status_code, again["ETag"], view.calls) == (304, etag, 1)
-    assert again["Expires"]
 
 
 def test_a_template_is_rendered_once() -> None:
