@@ -28,7 +28,7 @@ from django_redis_lock.transport import (
 )
 from tests.holding import renew, watch_often
 from tests.processes import PATIENCE, in_threads, until
-from tests.redis_server import RedisServer
+from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.background import Background
 
 from .proxy import Proxy
@@ -448,16 +448,44 @@ def test_all_connections_of_a_redlock_are_forgotten_at_once(
         asyncio.run(main())
 
 
-def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:
+def test_the_asyncio_pool_of_a_loop(proxy: Proxy, client: redis.Redis) -> None:
     """A project uses the loop's client for commands of its own."""
 
     async def main() -> None:
-        client = asyncio_client(through(proxy))
-        for value in (b"1", b"2"):
-            async with client.pipeline() as pipe:
+        tasks = asyncio_client(through(proxy))
+        before = client.info("stats")["total_connections_received"]
+        for value in (b"1", b"2", b"3"):
+            async with tasks.pipeline() as pipe:
                 replies = await asyncio.wait_for(pipe.set("a", value).get("a").execute(), SOON)
             assert replies[-1] == value
-            pause(proxy)
-        await client.connection_pool.disconnect()
+            if value == b"2":
+                pause(proxy)
+        assert client.info("stats")["total_connections_received"] - before == 2
+        await tasks.connection_pool.disconnect()
 
     asyncio.run(main())
+
+
+def test_what_has_come_on_a_connection_hides_no_silence(proxy: Proxy, client: redis.Redis) -> None:
+    """The server says in RESP3 that a key has changed: that is no reply."""
+    options = {"SOCKET_TIMEOUT": TIMEOUT, "CONNECTION_POOL_KWARGS": {"protocol": 3}}
+    cache: Any = RedisCache(f"redis://127.0.0.1:{proxy.port}/0", {"OPTIONS": options})
+    pool = cache.client.get_client().connection_pool
+    connection = pool.get_connection(*FOR_COMMAND)
+    for command in (("CLIENT", "TRACKING", "ON"), ("GET", "a")):
+        connection.send_command(*command)
+        connection.read_response()
+    client.set("a", 1)
+    until(connection.can_read)
+    pool.release(connection)
+    proxy.forget()
+    assert Background(cache.client.get_client().get, "a").result() == b"1"
+
+
+@pytest.mark.usefixtures("_all_are_trusted")
+def test_what_was_used_just_now_is_not_checked(proxy: Proxy, client: redis.Redis) -> None:
+    through_pool = cache_of(proxy).client.get_client()
+    client.config_resetstat()
+    for _ in range(3):
+        through_pool.exists("a")
+    assert "PING" not in commands(client)

@@ -15,6 +15,8 @@ from asgiref.sync import sync_to_async
 
 from django_redis_lock.cache import RedisCache, backend
 from django_redis_lock.protocol.keys import flight_key
+from django_redis_lock.transport import aio_connection
+from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 from tests.support.caches import OPERATIONS, attempt, make, outcome
 
@@ -147,11 +149,43 @@ def test_a_thousand_tasks_need_one_connection(
     before = client.info("stats")["total_connections_received"]
 
     async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*(cache.aget(f"key-{i}") for i in range(1000)))
+        found = await asyncio.gather(*(cache.aget(f"key-{i}") for i in range(1000)))
+        await cache.aset("number", 0)
+        await asyncio.gather(*(cache.aincr("number") for _ in range(10)))
+        return found
 
     assert asyncio.run(all_of_them()) == [f"value {i}" for i in range(1000)]
     opened = client.info("stats")["total_connections_received"] - before
     assert opened == 1
+
+
+def test_tasks_do_not_wait_behind_a_large_value(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is on its way they use another connection, and afterwards both."""
+    monkeypatch.setattr(aio_connection, "TRUSTED_SECONDS", PATIENCE)
+    cache = RedisCache(own_server.url, {"OPTIONS": {"SOCKET_TIMEOUT": PATIENCE}})
+
+    async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return task
+
+    async def main() -> None:
+        await cache.aset("small", 1)
+        before = own_server.asking.info("stats")["total_connections_received"]
+        for _ in range(3):
+            own_server.pause()
+            large = await begun(cache.aset("large", "x" * 20_000_000))
+            small = await begun(cache.aget("small"))
+            own_server.resume()
+            assert await small == 1
+            assert await large
+        made = own_server.asking.info("stats")["total_connections_received"] - before
+        assert made == 1
+
+    asyncio.run(main())
 
 
 def test_an_error_of_one_command_is_that_tasks_alone(
