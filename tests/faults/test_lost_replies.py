@@ -530,20 +530,27 @@ def deliver(held: HeldBack, client: redis.Redis, *keys: str) -> None:
     until(lambda: is_free(client, *keys))
 
 
+class OwnConnection(redis.asyncio.Connection):
+    """A project's: redis-py's parser reads its replies."""
+
+
+KINDS_OF_TASKS = [redis.asyncio.Connection, OwnConnection]
+
+
 @pytest.mark.parametrize("timeout", [60, None])
 @pytest.mark.parametrize("token", [None, "chosen"])
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", [None, *KINDS_OF_TASKS])
 def test_a_lock_is_free_after_a_late_acquire(
     client: redis.Redis,
     proxy: Proxy,
     late: redis.Redis,
     timeout: float | None,
     token: str | None,
-    asynchronous: bool,
+    kind: type | None,
 ) -> None:
     """Its connection is given up by a reset: so the system drops what it has not delivered yet."""
-    with in_tasks(late) as tasks:
-        lock = (tasks.make_lock if asynchronous else partial(Lock, late))("late", timeout=timeout)
+    with in_tasks(late, kind or redis.asyncio.Connection) as tasks:
+        lock = (tasks.make_lock if kind else partial(Lock, late))("late", timeout=timeout)
         assert not lock.locked()  # It is connected.
         held = proxy.hold_back(ACQUIRE)
         assert lock.acquire(token=token)
@@ -551,6 +558,17 @@ def test_a_lock_is_free_after_a_late_acquire(
         assert held.resets == [True]
         lock.release()
         deliver(held, client, "late")
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_TASKS)
+def test_what_is_no_reply_ends_the_connection_of_tasks(
+    proxy: Proxy, shaky: redis.Redis, kind: type
+) -> None:
+    with in_tasks(shaky, kind) as tasks:
+        lock = tasks.make_lock("shaky", timeout=30)
+        with proxy.refusing(b"*?\r\n"), pytest.raises(redis.ConnectionError, match="broke: "):
+            lock.locked()
+        assert not lock.locked()
 
 
 def test_who_holds_the_lock_by_then_keeps_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import redis
 from django_redis.cache import RedisCache as PlainCache
 from django_redis.util import CacheKey
 
-from django_redis_lock.cache import RedisCache
+from django_redis_lock.cache import RedisCache, values
 from tests.integration.cache.test_lock_keys import reached
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
@@ -92,6 +93,28 @@ def test_a_value_is_computed_once(cache: RedisCache) -> None:
     go_on.set()
     assert [other.result() for other in (leader, *others)] == ["computed"] * 9
     assert calls == [1]
+
+
+def test_a_frozen_node_delays_no_read_from_another(
+    cluster_servers: ClusterServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "COLD_READ_TIMEOUT_SECONDS", 2 * PATIENCE)
+    cache = cluster_cache(cluster_servers, SOCKET_TIMEOUT=PATIENCE)
+    nodes = {cluster_servers.primary_of(f"site:1:{key}"): key for key in MANY[:20]}
+    (frozen, key), (_, other), *_ = nodes.items()
+
+    def read(key: str) -> Any:
+        return cache.get_or_set(key, lambda: 1, 60, stale=60)
+
+    assert (read(key), read(other)) == (1, 1)
+    frozen.pause()
+    try:
+        waits = Background(read, key)
+        time.sleep(0.1)  # Nothing shows that it has begun; if it has not, this shows less.
+        assert Background(read, other).result() == 1
+    finally:
+        frozen.resume()
+    assert waits.result() == 1
 
 
 def test_a_write_during_the_computation_wins(cache: RedisCache) -> None:
@@ -258,6 +281,25 @@ def test_the_threads_of_a_process_share_the_connections_of_one_configuration(
         other = cluster_cache(cluster_servers, SOCKET_TIMEOUT=3, **options).client.get_client()
         assert other is not one
         assert other.client_getname() == "reports"
+
+
+def test_its_connections_are_closed_after_a_request_if_that_is_set(
+    cluster_servers: ClusterServers,
+) -> None:
+    named = {"client_name": "closing"}
+    cache = cluster_cache(cluster_servers, CLOSE_CONNECTION=True, CONNECTION_POOL_KWARGS=named)
+
+    def connections() -> int:
+        listed = [each.asking.client_list() for each in cluster_servers.servers]
+        return sum(each["name"] == "closing" for clients in listed for each in clients)
+
+    cache.client.get_client()
+    cache.close()
+    for _ in range(2):
+        cache.set("a", 1)
+        assert connections()
+        cache.close()
+        until(lambda: not connections())
 
 
 @pytest.mark.parametrize("ignore", [True, False])
