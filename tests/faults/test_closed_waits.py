@@ -69,9 +69,7 @@ def test_a_closed_wait_in_memory_takes_no_grant() -> None:
     async def wait() -> asyncio.Task[bool]:
         task = asyncio.ensure_future(AsyncLock(asyncio_client(client), NAME).acquire())
         while not places(NAME):
-            await asyncio.sleep(0)
-        for _ in range(50):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
         return task
 
     task = loop.run_until_complete(wait())

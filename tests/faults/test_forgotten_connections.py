@@ -129,6 +129,7 @@ CALLERS: dict[str, tuple[Callable[[Proxy], Any], Callable[[Any], Any]]] = {
     ),
     "get and set": (cache_of, lambda cache: (cache.set("a", 1), cache.get("a"))),
     "get_many": (cache_of, lambda cache: cache.get_many(["a"])),
+    "counts": (cache_of, lambda cache: (cache.add("five", 5), cache.incr("five"))),
     "django-redis": (cache_of, lambda cache: cache.ttl("a")),
     "redis-py": (cache_of, lambda cache: cache.client.get_client().ping()),
 }
@@ -308,33 +309,6 @@ def test_a_call_of_a_task_after_a_pause(proxy: Proxy, name: str) -> None:
         asyncio.run(main())
 
 
-def test_a_count_after_a_pause_is_no_longer_sent_if_the_connection_is_silent(
-    proxy: Proxy,
-) -> None:
-    """It may not run twice: the connection is checked first."""
-    cache = cache_of(proxy)
-    cache.set("five", 5)
-    for count in (6, 7):
-        pause(proxy)
-        assert cache.incr("five") == count
-    expect_well(through(proxy))
-
-
-def test_a_connection_that_is_replaced_while_it_is_checked_costs_no_count(proxy: Proxy) -> None:
-    async def main() -> None:
-        cache = cache_of(proxy)
-        await cache.aset("five", 5)
-        await cache.aincr("five")
-        ours: Any = aio_client.connection_to(server_of(cache.client.get_client()))
-        counting = asyncio.ensure_future(cache.aincr("five"))
-        while not ours._calls:
-            await asyncio.sleep(0)
-        ours.retire()  # As another task does that has connected anew.
-        assert await counting == 7
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_server_that_is_slow_after_a_pause_does_the_call_once(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
@@ -480,12 +454,3 @@ def test_what_has_come_on_a_connection_hides_no_silence(proxy: Proxy, client: re
     pool.release(connection)
     proxy.forget()
     assert Background(cache.client.get_client().get, "a").result() == b"1"
-
-
-@pytest.mark.usefixtures("_all_are_trusted")
-def test_what_was_used_just_now_is_not_checked(proxy: Proxy, client: redis.Redis) -> None:
-    through_pool = cache_of(proxy).client.get_client()
-    client.config_resetstat()
-    for _ in range(3):
-        through_pool.exists("a")
-    assert "PING" not in commands(client)

@@ -13,7 +13,6 @@ from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
-from django_redis_lock.transport.server import server_of
 from tests.faults.proxy import Proxy
 from tests.processes import PATIENCE, until
 from tests.support.background import Background
@@ -108,17 +107,6 @@ def test_a_count_waits_for_no_reply_that_another_call_has_left(
     assert waiter.result()
     assert held.kept.acquire(timeout=PATIENCE)
     assert Background(cache.incr, "five").result() == 6
-
-
-def test_of_idle_connections_that_have_ended_one_is_tried(proxy: Proxy) -> None:
-    cache = RedisCache(f"redis://127.0.0.1:{proxy.port}/0", {})
-    cache.set("five", 5)
-    server = server_of(cache.client.get_client())
-    idle = [server.checkout() for _ in range(3)]
-    for connection in idle:
-        server.checkin(connection)
-    proxy.cut()
-    assert cache.set("five", 6)
 
 
 @pytest.mark.parametrize("write", ["set", "delete", "set_many", "delete_many"])

@@ -152,18 +152,15 @@ def projects_own_command(address: Address) -> Iterator[None]:
 def projects_commands_alone(address: Address) -> Iterator[None]:
     """Nothing of this package calls. One reply ends the other connections of the pool, too."""
     client = address.cache.client.get_client()
-
-    def lengths() -> tuple[int, int]:
-        with client.pipeline() as pipe:
-            pipe.watch("work")
-            return pipe.llen("work"), client.llen("work")
-
-    client.lpush("work", 1)
-    assert lengths() == (1, 1)
+    with client.pipeline() as pipe:
+        pipe.watch("work")
+        client.lpush("work", 1)
     yield
     address.old.asking.replicaof("127.0.0.1", "1")  # It hears of nothing more.
     assert client.lpush("work", 2) == 2
-    assert lengths() == (2, 2)
+    with client.pipeline() as pipe:
+        pipe.watch("work")
+        assert pipe.llen("work") == client.llen("work") == 2
 
 
 @caller

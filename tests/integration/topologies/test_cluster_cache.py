@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ import redis
 from django_redis.cache import RedisCache as PlainCache
 from django_redis.util import CacheKey
 
-from django_redis_lock.cache import RedisCache, values
+from django_redis_lock.cache import RedisCache
 from tests.integration.cache.test_lock_keys import reached
 from tests.processes import PATIENCE, in_threads, until
 from tests.redis_server import RedisServer
@@ -93,28 +92,6 @@ def test_a_value_is_computed_once(cache: RedisCache) -> None:
     go_on.set()
     assert [other.result() for other in (leader, *others)] == ["computed"] * 9
     assert calls == [1]
-
-
-def test_a_frozen_node_delays_no_read_from_another(
-    cluster_servers: ClusterServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(values, "COLD_READ_TIMEOUT_SECONDS", 2 * PATIENCE)
-    cache = cluster_cache(cluster_servers, SOCKET_TIMEOUT=PATIENCE)
-    nodes = {cluster_servers.primary_of(f"site:1:{key}"): key for key in MANY[:20]}
-    (frozen, key), (_, other), *_ = nodes.items()
-
-    def read(key: str) -> Any:
-        return cache.get_or_set(key, lambda: 1, 60, stale=60)
-
-    assert (read(key), read(other)) == (1, 1)
-    frozen.pause()
-    try:
-        waits = Background(read, key)
-        time.sleep(0.1)  # Nothing shows that it has begun; if it has not, this shows less.
-        assert Background(read, other).result() == 1
-    finally:
-        frozen.resume()
-    assert waits.result() == 1
 
 
 def test_a_write_during_the_computation_wins(cache: RedisCache) -> None:
