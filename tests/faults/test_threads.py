@@ -30,7 +30,7 @@ def crowded(link: Link, address: str) -> None:
     renewed, released = (Lock(clients[0], name, 60, renew=True) for name in ("renewed", "released"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_thread, "start_new_thread", start)
-        caches["default"].get("value")
+        assert caches["default"].get_or_set("value", str, 60) == "cached"
         assert not said  # Its figures are written as the process ends.
         assert renewed.acquire()
         assert "locks will not be renewed: can't start new thread" in said[0]
@@ -41,8 +41,11 @@ def crowded(link: Link, address: str) -> None:
     renew(clients[0], "renewed")
 
 
-def test_locks_are_renewed_once_threads_can_be_started_again(own_server: RedisServer) -> None:
+def test_locks_are_renewed_once_threads_can_be_started_again(
+    client: redis.Redis, own_server: RedisServer
+) -> None:
     """Until then the log says that they are not."""
+    caches["default"].set("value", "cached")
     with processes(crowded, own_server.url.rpartition("/")[0]) as crew:
         crew.go()
         crew.results()
