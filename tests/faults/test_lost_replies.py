@@ -526,7 +526,7 @@ def is_free(client: redis.Redis, *keys: str) -> bool:
 def deliver(held: HeldBack, client: redis.Redis, *keys: str) -> None:
     """The late requests take what is free; then it is free again, and soon."""
     until(lambda: is_free(client, *keys))
-    held.deliver()
+    assert not any(reply.startswith(b"-") for reply in held.deliver())
     until(lambda: is_free(client, *keys))
 
 
@@ -601,6 +601,45 @@ def test_a_part_is_free_after_a_late_acquire(
     with lock:
         pass
     deliver(held, client, *keys)
+
+
+@pytest.mark.parametrize("given_up", ["before the release", "after it", "never"])
+def test_a_part_is_free_after_a_late_vote_for_the_holder(
+    client: redis.Redis,
+    proxy: Proxy,
+    late: redis.Redis,
+    others: list[redis.Redis],
+    given_up: str,
+) -> None:
+    """The keeper asks a server for it that did not grant it at first."""
+    client.set("late", "another's")
+    with Redlock([*others, late], "late", timeout=60, renew=True, server_timeout=PATIENCE):
+        client.delete("late")
+        held = proxy.hold_back(VOTE)
+        hurry_until(lambda: not held.left)
+        until(lambda: held.resets or given_up != "before the release")
+    until(lambda: held.resets or given_up != "after it")
+    if held.resets:
+        until_released()
+    deliver(held, client, "late")
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_late_release_of_a_part_ends_no_later_acquisition(
+    client: redis.Redis, proxy: Proxy, late: redis.Redis, others: list[redis.Redis], tries: int
+) -> None:
+    """Who waits at one server releases what those after it have granted."""
+    holder = Lock(others[0], "late", timeout=60)
+    holder.acquire()
+    held = proxy.hold_back(RELEASE, times=tries)
+    waiter = Background(Redlock([*others, late], "late", 60, server_timeout=5 * SECONDS).acquire)
+    until(lambda: others[0].exists("{late}:waiters"))
+    holder.release()
+    assert waiter.result()
+    token = others[1].get("late")
+    granted = client.get("late") == token  # Or it was not asked, because it had not answered.
+    held.deliver()
+    assert not granted or client.get("late") == token
 
 
 def test_a_lock_is_free_after_a_failed_acquire(
