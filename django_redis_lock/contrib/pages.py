@@ -534,11 +534,10 @@ class Visit:
         if now == generation or not self.own.own_writes or self.flight is None:
             return bool(now == generation)
         key, token = self.flight
-        runner = self._runner()
+        runner, found = self._runner(), None
         with suppress(*_FAILED):
             [found] = yield runner.run(Call(FLIGHT_TOKEN, (flight_key(key),), ()))
-            return found is not None and as_bytes(found) == token
-        return False
+        return found is not None and as_bytes(found) == token
 
     def _runner(self) -> Any:
         values = self.cache._values

@@ -133,11 +133,13 @@ class Hold:
         where = hostname(), pid, thread
         return protocol.Owner(name, *where, label, since, process_id(), doing=doing)
 
-    def release_later(self, server: Server, grant_timeout: float, min_hold: float = 0.0) -> None:
+    def release_later(
+        self, server: Server, grant_timeout: float, min_hold: float = 0.0, late: bool = False
+    ) -> None:
         """Have the keeper release it, which is over."""
         of_it = (min_hold, self.fence, self.attempt, self.limit)
         call = release_call(self.keys, self.token, new_token(), grant_timeout, *of_it)
-        release_later(server, call, self.lifetime)
+        release_later(server, call, self.lifetime, late)
 
     @property
     def least_fence(self) -> int:

@@ -157,8 +157,6 @@ class AsyncRawConnection:
 
     async def still_answers(self) -> bool:
         """Whether the server answers on it; asked only if it was idle."""
-        if self._calls:
-            return True
         if self.has_ended():
             return False
         if not self.is_old():

@@ -213,15 +213,9 @@ class Route(NamedTuple):
         return time.sleep(seconds)
 
 
-def run_at(server: Server, node: Server, call: Call) -> Reply:
-    """What ``call`` returns at ``node``, one of those of ``server``, wherever its keys are."""
-    command = pack(call, known=False)
-    try:
-        return node.exchange(command)
-    except RETRYABLE as error:
-        server.on_error(error)
-        RetryPolicy(node, None).allow_retry(error)
-        return node.exchange(command, anew=True, urgent=True)
+def run_at(client: Client, node: Server, call: Call) -> Reply:
+    """What ``call`` returns at ``node``, one of ``client``'s servers, wherever its keys are."""
+    return drive(run_again(Route(client, node), call)).value
 
 
 # -- what values need: not on the path of a lock -------------------------------------------------
@@ -539,11 +533,7 @@ _all: set[weakref.ref[Server]] = set()
 
 def renew_pool(pool: Pool) -> None:
     """A connection of redis-py's ``pool`` leads to a replica; see ``Server.renew``."""
-    server = _by_pool.get(pool)
-    if server is None:
-        disconnect_idle(pool)
-    else:
-        server.renew()
+    server_of(Redis(connection_pool=pool)).renew()  # type: ignore[arg-type]  # it is redis-py's
 
 
 def _kind_of(pool: Pool) -> type[Server]:
@@ -1071,7 +1061,7 @@ def expect(connection: RawConnection, until: float | None) -> None:
 def still_answers(connection: Any, seconds: float) -> bool:
     """Whether the server answers on ``connection``, ours or redis-py's, within so many seconds."""
     try:
-        if connection.can_read(0):  # Nothing but its end.
+        if connection.can_read(0):  # It would be taken for the reply, also if none can come.
             return False
         connection.send_command("PING")
         if not poll_of(connection)(seconds * 1000):

@@ -34,14 +34,14 @@ class HeldBack:
         self.kept = threading.Semaphore(0)
         #: How each client has ended its connection: by RST, or else FIN.
         self.resets: list[bool] = []
-        self._requests: list[tuple[socket.socket, bytes]] = []
+        self._requests: list[tuple[socket.socket, socket.socket, bytes]] = []
 
     def take(self, here: socket.socket, there: socket.socket, data: bytes) -> bool:
         """Whether ``data`` is one of them; returns when its client has ended the connection."""
         if self.left <= 0 or not any(mark in data for mark in self.marks):
             return False
         self.left -= 1
-        self._requests.append((there, data))
+        self._requests.append((here, there, data))
         self.kept.release()
         try:
             while here.recv(65536):
@@ -53,12 +53,15 @@ class HeldBack:
         return True
 
     def deliver(self) -> list[bytes]:
-        """What the server answers to each, when it has carried all of them out."""
+        """What the server answers to each, when it has carried all of them out; a client that still
+        waits gets it."""
         requests, self._requests = self._requests, []
         replies = []
-        for there, data in requests:
+        for here, there, data in requests:
             there.sendall(data)
             replies.append(there.recv(65536))
+            with suppress(OSError):
+                here.sendall(replies[-1])
             there.close()
         return replies
 
@@ -122,6 +125,7 @@ class Proxy:
         self._flows.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}"
         with server.client() as client, client.pipeline(transaction=False) as pipe:
             modules = (limit, lock_scripts, holder_scripts)
             for script in (each for module in modules for each in vars(module).values()):

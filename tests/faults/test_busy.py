@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -111,7 +112,9 @@ def test_calls_wait_until_it_is_over(
         assert lock.acquire(blocking=False)
         with busy(own_server) as end:
             calling = Background(lambda: CALLS[call](own_client, lock))
-            until(lambda: len(refusals) > 3 or calling.done)
+            began = time.monotonic()
+            until(lambda: len(refusals) > 7 or calling.done)
+            assert time.monotonic() - began > 0.3, "the pauses grow"
             assert not calling.done
             end()
             assert calling.result() in (True, None)

@@ -12,6 +12,8 @@ import redis
 import redis.asyncio
 
 from django_redis_lock import AsyncLock, Lock
+from django_redis_lock.contrib.locmem.memory import Database, client_of
+from django_redis_lock.transport import asyncio_client
 from tests.processes import until
 from tests.redis_server import RedisServer
 from tests.support.backends import blocked, places
@@ -56,6 +58,26 @@ def test_a_closed_wait_leaves_the_queue(
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()
     gc.collect()  # What it complains about, pytest makes an error of.
+
+
+def test_a_closed_wait_in_memory_takes_no_grant() -> None:
+    client = client_of(Database(NAME))
+    holder = Lock(client, NAME, timeout=60)
+    assert holder.acquire()
+    loop = asyncio.new_event_loop()
+
+    async def wait() -> asyncio.Task[bool]:
+        task = asyncio.ensure_future(AsyncLock(asyncio_client(client), NAME).acquire())
+        while not places(NAME):
+            await asyncio.sleep(0.01)
+        return task
+
+    task = loop.run_until_complete(wait())
+    loop.close()
+    task.get_coro().close()
+    client.rpush(f"{{{NAME}}}:grants", "for the next")
+    assert client.exists(f"{{{NAME}}}:grants")
+    holder.release()
 
 
 @pytest.mark.parametrize("held", [False, True])

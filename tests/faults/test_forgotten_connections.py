@@ -28,7 +28,7 @@ from django_redis_lock.transport import (
 )
 from tests.holding import renew, watch_often
 from tests.processes import PATIENCE, in_threads, until
-from tests.redis_server import RedisServer
+from tests.redis_server import FOR_COMMAND, RedisServer
 from tests.support.background import Background
 
 from .proxy import Proxy
@@ -129,6 +129,7 @@ CALLERS: dict[str, tuple[Callable[[Proxy], Any], Callable[[Any], Any]]] = {
     ),
     "get and set": (cache_of, lambda cache: (cache.set("a", 1), cache.get("a"))),
     "get_many": (cache_of, lambda cache: cache.get_many(["a"])),
+    "counts": (cache_of, lambda cache: (cache.add("five", 5), cache.incr("five"))),
     "django-redis": (cache_of, lambda cache: cache.ttl("a")),
     "redis-py": (cache_of, lambda cache: cache.client.get_client().ping()),
 }
@@ -308,33 +309,6 @@ def test_a_call_of_a_task_after_a_pause(proxy: Proxy, name: str) -> None:
         asyncio.run(main())
 
 
-def test_a_count_after_a_pause_is_no_longer_sent_if_the_connection_is_silent(
-    proxy: Proxy,
-) -> None:
-    """It may not run twice: the connection is checked first."""
-    cache = cache_of(proxy)
-    cache.set("five", 5)
-    for count in (6, 7):
-        pause(proxy)
-        assert cache.incr("five") == count
-    expect_well(through(proxy))
-
-
-def test_a_connection_that_is_replaced_while_it_is_checked_costs_no_count(proxy: Proxy) -> None:
-    async def main() -> None:
-        cache = cache_of(proxy)
-        await cache.aset("five", 5)
-        await cache.aincr("five")
-        ours: Any = aio_client.connection_to(server_of(cache.client.get_client()))
-        counting = asyncio.ensure_future(cache.aincr("five"))
-        while not ours._calls:
-            await asyncio.sleep(0)
-        ours.retire()  # As another task does that has connected anew.
-        assert await counting == 7
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_server_that_is_slow_after_a_pause_does_the_call_once(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
@@ -448,16 +422,35 @@ def test_all_connections_of_a_redlock_are_forgotten_at_once(
         asyncio.run(main())
 
 
-def test_the_asyncio_pool_of_a_loop(proxy: Proxy) -> None:
+def test_the_asyncio_pool_of_a_loop(proxy: Proxy, client: redis.Redis) -> None:
     """A project uses the loop's client for commands of its own."""
 
     async def main() -> None:
-        client = asyncio_client(through(proxy))
-        for value in (b"1", b"2"):
-            async with client.pipeline() as pipe:
+        tasks = asyncio_client(through(proxy))
+        before = client.info("stats")["total_connections_received"]
+        for value in (b"1", b"2", b"3"):
+            async with tasks.pipeline() as pipe:
                 replies = await asyncio.wait_for(pipe.set("a", value).get("a").execute(), SOON)
             assert replies[-1] == value
-            pause(proxy)
-        await client.connection_pool.disconnect()
+            if value == b"2":
+                pause(proxy)
+        assert client.info("stats")["total_connections_received"] - before == 2
+        await tasks.connection_pool.disconnect()
 
     asyncio.run(main())
+
+
+def test_what_has_come_on_a_connection_hides_no_silence(proxy: Proxy, client: redis.Redis) -> None:
+    """The server says in RESP3 that a key has changed: that is no reply."""
+    options = {"SOCKET_TIMEOUT": TIMEOUT, "CONNECTION_POOL_KWARGS": {"protocol": 3}}
+    cache: Any = RedisCache(f"redis://127.0.0.1:{proxy.port}/0", {"OPTIONS": options})
+    pool = cache.client.get_client().connection_pool
+    connection = pool.get_connection(*FOR_COMMAND)
+    for command in (("CLIENT", "TRACKING", "ON"), ("GET", "a")):
+        connection.send_command(*command)
+        connection.read_response()
+    client.set("a", 1)
+    until(connection.can_read)
+    pool.release(connection)
+    proxy.forget()
+    assert Background(cache.client.get_client().get, "a").result() == b"1"

@@ -526,24 +526,31 @@ def is_free(client: redis.Redis, *keys: str) -> bool:
 def deliver(held: HeldBack, client: redis.Redis, *keys: str) -> None:
     """The late requests take what is free; then it is free again, and soon."""
     until(lambda: is_free(client, *keys))
-    held.deliver()
+    assert not any(reply.startswith(b"-") for reply in held.deliver())
     until(lambda: is_free(client, *keys))
+
+
+class OwnConnection(redis.asyncio.Connection):
+    """A project's: redis-py's parser reads its replies."""
+
+
+KINDS_OF_TASKS = [redis.asyncio.Connection, OwnConnection]
 
 
 @pytest.mark.parametrize("timeout", [60, None])
 @pytest.mark.parametrize("token", [None, "chosen"])
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", [None, *KINDS_OF_TASKS])
 def test_a_lock_is_free_after_a_late_acquire(
     client: redis.Redis,
     proxy: Proxy,
     late: redis.Redis,
     timeout: float | None,
     token: str | None,
-    asynchronous: bool,
+    kind: type | None,
 ) -> None:
     """Its connection is given up by a reset: so the system drops what it has not delivered yet."""
-    with in_tasks(late) as tasks:
-        lock = (tasks.make_lock if asynchronous else partial(Lock, late))("late", timeout=timeout)
+    with in_tasks(late, kind or redis.asyncio.Connection) as tasks:
+        lock = (tasks.make_lock if kind else partial(Lock, late))("late", timeout=timeout)
         assert not lock.locked()  # It is connected.
         held = proxy.hold_back(ACQUIRE)
         assert lock.acquire(token=token)
@@ -551,6 +558,17 @@ def test_a_lock_is_free_after_a_late_acquire(
         assert held.resets == [True]
         lock.release()
         deliver(held, client, "late")
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_TASKS)
+def test_what_is_no_reply_ends_the_connection_of_tasks(
+    proxy: Proxy, shaky: redis.Redis, kind: type
+) -> None:
+    with in_tasks(shaky, kind) as tasks:
+        lock = tasks.make_lock("shaky", timeout=30)
+        with proxy.refusing(b"*?\r\n"), pytest.raises(redis.ConnectionError, match="broke: "):
+            lock.locked()
+        assert not lock.locked()
 
 
 def test_who_holds_the_lock_by_then_keeps_it(
@@ -601,6 +619,45 @@ def test_a_part_is_free_after_a_late_acquire(
     with lock:
         pass
     deliver(held, client, *keys)
+
+
+@pytest.mark.parametrize("given_up", ["before the release", "after it", "never"])
+def test_a_part_is_free_after_a_late_vote_for_the_holder(
+    client: redis.Redis,
+    proxy: Proxy,
+    late: redis.Redis,
+    others: list[redis.Redis],
+    given_up: str,
+) -> None:
+    """The keeper asks a server for it that did not grant it at first."""
+    client.set("late", "another's")
+    with Redlock([*others, late], "late", timeout=60, renew=True, server_timeout=PATIENCE):
+        client.delete("late")
+        held = proxy.hold_back(VOTE)
+        hurry_until(lambda: not held.left)
+        until(lambda: held.resets or given_up != "before the release")
+    until(lambda: held.resets or given_up != "after it")
+    if held.resets:
+        until_released()
+    deliver(held, client, "late")
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_late_release_of_a_part_ends_no_later_acquisition(
+    client: redis.Redis, proxy: Proxy, late: redis.Redis, others: list[redis.Redis], tries: int
+) -> None:
+    """Who waits at one server releases what those after it have granted."""
+    holder = Lock(others[0], "late", timeout=60)
+    holder.acquire()
+    held = proxy.hold_back(RELEASE, times=tries)
+    waiter = Background(Redlock([*others, late], "late", 60, server_timeout=5 * SECONDS).acquire)
+    until(lambda: others[0].exists("{late}:waiters"))
+    holder.release()
+    assert waiter.result()
+    token = others[1].get("late")
+    granted = client.get("late") == token  # Or it was not asked, because it had not answered.
+    held.deliver()
+    assert not granted or client.get("late") == token
 
 
 def test_a_lock_is_free_after_a_failed_acquire(

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import redis
 
+from django_redis_lock import Lock
 from django_redis_lock.cache import RedisCache
 from django_redis_lock.protocol.keys import flight_key
-from django_redis_lock.transport.server import server_of
+from django_redis_lock.protocol.lock_scripts import TAKE_GRANT
 from tests.faults.proxy import Proxy
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, until
+from tests.support.background import Background
 
 Call = Callable[[Any], Any]
 
@@ -91,15 +93,20 @@ def test_a_connection_that_has_ended_costs_no_count(cache: Any, proxy: Proxy) ->
     assert cache.incr("five") == 6
 
 
-def test_of_idle_connections_that_have_ended_one_is_tried(proxy: Proxy) -> None:
-    cache = RedisCache(f"redis://127.0.0.1:{proxy.port}/0", {})
+def test_a_count_waits_for_no_reply_that_another_call_has_left(
+    proxy: Proxy, client: redis.Redis
+) -> None:
+    """It comes first on the connection, and may never come."""
+    url = f"redis://127.0.0.1:{proxy.port}/0"
+    cache: Any = RedisCache(url, {"OPTIONS": {"SOCKET_TIMEOUT": 2 * PATIENCE}})
     cache.set("five", 5)
-    server = server_of(cache.client.get_client())
-    idle = [server.checkout() for _ in range(3)]
-    for connection in idle:
-        server.checkin(connection)
-    proxy.cut()
-    assert cache.set("five", 6)
+    held = proxy.hold_back(TAKE_GRANT)
+    with Lock(client, cache.lock("report").name, timeout=60):
+        waiter = Background(cache.lock("report", thread_local=False).acquire)
+        until(lambda: client.info("clients")["blocked_clients"])
+    assert waiter.result()
+    assert held.kept.acquire(timeout=PATIENCE)
+    assert Background(cache.incr, "five").result() == 6
 
 
 @pytest.mark.parametrize("write", ["set", "delete", "set_many", "delete_many"])

@@ -149,6 +149,21 @@ def projects_own_command(address: Address) -> Iterator[None]:
 
 
 @caller
+def projects_commands_alone(address: Address) -> Iterator[None]:
+    """Nothing of this package calls. One reply ends the other connections of the pool, too."""
+    client = address.cache.client.get_client()
+    with client.pipeline() as pipe:
+        pipe.watch("work")
+        client.lpush("work", 1)
+    yield
+    address.old.asking.replicaof("127.0.0.1", "1")  # It hears of nothing more.
+    assert client.lpush("work", 2) == 2
+    with client.pipeline() as pipe:
+        pipe.watch("work")
+        assert pipe.llen("work") == client.llen("work") == 2
+
+
+@caller
 def fallback(address: Address) -> Iterator[None]:
     options: dict[str, Any] = {"on_redis_down": "run", "blocking_timeout": PATIENCE}
     take(lambda: address.cache.lock("name", **options))

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import redis
 from django_redis.pool import ConnectionFactory
-from redis.connection import Connection, UnixDomainSocketConnection
+from redis.connection import Connection
 
 from django_redis_lock.cache import LocMemCache, RedisCache
-from django_redis_lock.pools import GuardedConnection
 from django_redis_lock.transport import asyncio_client
 from tests.processes import Link, processes
 from tests.redis_server import FOR_COMMAND, RedisServer
@@ -254,15 +253,6 @@ def test_a_task_gets_no_reply_to_another_and_connects_once_more(
         await pool.disconnect()
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("cache", ["tcp", "unix", "own class", "blocking pool"], indirect=True)
-def test_the_pools_class_is_kept(cache: Any) -> None:
-    connection = cache.client.get_client().connection_pool.get_connection()
-    assert isinstance(connection, GuardedConnection)
-    assert isinstance(connection, (OwnConnection, Connection, UnixDomainSocketConnection))
-    assert type(connection).__name__ == type(connection).guards.__name__
-    connection.disconnect()
 
 
 def test_a_client_within_a_transaction_gets_no_reply_to_another_call(

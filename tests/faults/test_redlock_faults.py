@@ -120,6 +120,7 @@ class TestMinority:
         )
         assert lock.acquire(blocking=False)
         assert not five.lock().acquire(blocking=False)
+        assert five.lock().reset()
 
     @pytest.mark.parametrize(("how", "which"), [("kill", 0), ("kill", 1), ("pause", 0)])
     def test_waiters_are_woken_all_the_same(self, five: Five, how: str, which: int) -> None:
@@ -155,6 +156,7 @@ class TestMinority:
         for server, client in list(zip(five.servers, five.clients, strict=True))[:several]:
             server.restart()
             until(lambda client=client: client.get("faulty") == lock.local.token)
+            until(lambda client=client: client.hexists("{faulty}:owner", "id"))
         assert not told.is_set()
         lock.ensure_held()
         assert not five.lock().acquire(blocking=False)

@@ -179,6 +179,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "self.missing = replies or 2",
     ): "of a call without a list it is not counted",
     ("transport.aio_connection", "return bool(poll.poll(1))"): "a millisecond",
+    ("transport.server", "if len(_packed_keys) > MAX_CACHED:"): "one more is kept",
+    (
+        "contrib.topology",
+        "self._in_vain = 1  # Discoveries that failed in a row.",
+    ): "the second discovery is a second later",
     (
         "transport.aio_connection",
         "reply = await self._connection.read_response(disconnect_on_error=True)",

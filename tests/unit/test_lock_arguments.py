@@ -255,6 +255,7 @@ def test_limits_of_a_server_that_make_no_sense() -> None:
 def test_on_several_servers_clocks_may_drift_by_a_hundredth_of_a_second() -> None:
     refuses("at least 0.01 seconds", Redlock, [NODE, *OTHERS], "report", 0.009)
     assert Redlock([NODE, *OTHERS], "report", 0.01).timeout == 0.01
+    assert Redlock([NODE, *OTHERS], "report", 0.01).timeout == 0.01
 
 
 def test_numbers_of_replicas_that_make_no_sense() -> None:

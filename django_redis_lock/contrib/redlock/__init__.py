@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...clock import real_time, time
+from ...clock import time
 from ...history import note_vanished
 from ...keeper import release_later
 from ...locking import (
@@ -477,13 +477,13 @@ def _value(call: Call, answer: Answer) -> Reply:
 
 #: A server that hangs keeps a thread as long as its caller waits.
 _asking = ThreadPool("django_redis_lock redlock", 64, 1024, idle_seconds=1.0)
-#: Of the time to wait. A standstill of this process counts as one part.
 PARTS = 10
 
 
 def ask(clients: Sequence[Client], calls: Mapping[int, Call], seconds: float) -> dict[int, Reply]:
-    """The replies to ``calls``, or their errors, by place, which come within so many ``seconds`` in
-    all. If the process is stopped, replies may arrive, so that counts for a tenth at most."""
+    """The replies to ``calls``, or their errors, by place. It waits for ``PARTS`` parts of
+    ``seconds`` in which none comes. If the process is stopped, replies may arrive, so that counts
+    as one part at most."""
     away = spared(clients, calls)
     came: SimpleQueue[tuple[int, Reply]] = SimpleQueue()
     given_up = False
@@ -500,19 +500,16 @@ def ask(clients: Sequence[Client], calls: Mapping[int, Call], seconds: float) ->
 
     asked = [place for place in calls if place not in away]
     outcomes: dict[int, Reply] = {}
-    left, part = seconds, seconds / PARTS
+    left = PARTS
     try:
         for place in asked:
             if not _asking.submit(partial(one, place)):
                 one(place)  # There are too many threads.
-        while len(outcomes) < len(asked):
-            began = real_time.monotonic()
+        while len(outcomes) < len(asked) and left:
             try:
-                place, outcomes[place] = came.get(timeout=max(0.0, min(left, part)))
+                place, outcomes[place] = came.get(timeout=seconds / PARTS)
             except Empty:
-                if left <= 0:
-                    break
-            left -= min(real_time.monotonic() - began, part)
+                left -= 1
     finally:
         given_up = True
     late = {place: _late(clients[place], seconds) for place in asked if place not in outcomes}

@@ -35,7 +35,7 @@ from ...protocol.keys import quorum_fence_key
 from ...protocol.lock_scripts import RENEW
 from ...protocol.script import Unanswered
 from ...threads import get_logger
-from ...transport import Server, is_refusal
+from ...transport import Server, is_refusal, may_have_run
 
 if TYPE_CHECKING:
     from ...protocol import Reply
@@ -173,6 +173,8 @@ class VotedRenewal(Renewal):
 
     hold: QuorumHold
     _requesting_vote = False
+    #: Whether VOTE may be carried out later: there was no reply to it.
+    _may_come_late = False
     _votes_again_at = -math.inf
 
     def __init__(self, server: Server, hold: QuorumHold, place: int) -> None:
@@ -215,7 +217,15 @@ class VotedRenewal(Renewal):
         # Not a warning: the lock is held as long as a majority replies.
         words = "Could not renew the lock %(lock)s: %(error)s"
         logger.info(words, self.hold.log_fields(error=error))
+        self._may_come_late |= self._requesting_vote and may_have_run(error)
+        if self.hold.ended:
+            self.stop()
         self._try_again(now)
+
+    def stop(self) -> None:
+        super().stop()
+        if self._may_come_late:
+            self.hold.release_later(self.server, 2.0, late=True)
 
     def schedule(self, last: float) -> None:
         super().schedule(last)

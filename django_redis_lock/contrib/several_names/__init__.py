@@ -175,9 +175,8 @@ class SeveralNames(BaseLock):
         self, request: AcquireRequest, wait: float | None, held: list[Member]
     ) -> Steps[bool]:
         """Take all, and add them to ``held``; False if the wait has ended."""
-        began, contended = time.monotonic(), False
+        began, contended, waits = time.monotonic(), False, wait != 0
         while len(held) < len(self.members):
-            waits = wait != 0 and (not contended or request.left() > 0)
             one = request._replace(token=named_token(), waiter=self._new_waiter() if waits else b"")
             asked = [self._asked_for(m, one, request) for m in self.members if m not in held]
             sent_at = time.monotonic()

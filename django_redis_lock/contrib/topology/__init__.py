@@ -174,11 +174,7 @@ class Primary(Server):
 
     def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
         connection = super().connect(timeout, **changes)
-        try:
-            drive(meet_primary(connection, str(self)))
-        except BaseException:
-            connection.disconnect()
-            raise
+        drive(meet_primary(connection, str(self)))
         return connection
 
     def for_tasks(self, settings: Settings) -> None:

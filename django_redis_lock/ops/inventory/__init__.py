@@ -176,12 +176,11 @@ def delete_matching(client: Any, pattern: bytes, step: int | None = None) -> int
 
 def _scan(client: Client, pattern: bytes, step: int) -> Iterator[list[bytes]]:
     """In pages, without the keys of the whole database; on a cluster those of all primaries."""
-    server = server_of(client)
-    for node in server.primaries() if server.is_cluster else [None]:
+    for node in server_of(client).primaries():
         cursor = b""
         while cursor != b"0":
             call = Call(SCAN, (), (cursor or b"0", pattern, step))
-            reply = run(client, call).value if node is None else run_at(server, node, call)
+            reply = run_at(client, node, call)
             cursor = as_bytes(reply[0])
             if page := [key for key in map(as_bytes, reply[1]) if not is_of_a_database(key)]:
                 yield page
@@ -216,7 +215,7 @@ def empty(client: Client) -> None:
 def _emptied_at_once(client: Client) -> bool:
     server, locks = server_of(client), indexed_locks(client, MAX_KEPT_LOCKS + 1)
     # Of a slot that is being moved, CLEAR could not keep the locks.
-    if len(locks) > MAX_KEPT_LOCKS or (server.is_cluster and server.is_moving_slots()):
+    if len(locks) > MAX_KEPT_LOCKS or server.is_moving_slots():
         return False
     kept = [*(part for key in locks for part in keys_at(key).own[1:]), *FIGURES.values()]
     kept += (quorum_fence_key(key) for key in locks if key_of_companion(key) is None)
@@ -229,5 +228,5 @@ def _emptied_at_once(client: Client) -> bool:
         tags = [slot_tag(slot) for slot in slots]
         here = [key for key in kept if server.seen_at((key,)) is node]
         clearing = Call(CLEAR, (), (*bounds, len(tags), INDEX, *tags, *here))
-        done = bool(run_at(server, node, clearing)) and done
+        done = bool(run_at(client, node, clearing)) and done
     return done

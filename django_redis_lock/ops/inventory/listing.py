@@ -286,7 +286,7 @@ def indexes(client: Any, index: bytes) -> list[bytes]:
     found = []
     for node, slots in server.primaries().items():
         asking = Call(EXISTING, (), (index, *map(slot_tag, slots)))
-        found += [index_key(index, slots[int(place) - 1]) for place in run_at(server, node, asking)]
+        found += [index_key(index, slots[int(place) - 1]) for place in run_at(client, node, asking)]
     return found
 
 

@@ -15,6 +15,8 @@ from asgiref.sync import sync_to_async
 
 from django_redis_lock.cache import RedisCache, backend
 from django_redis_lock.protocol.keys import flight_key
+from django_redis_lock.transport import aio_connection
+from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 from tests.support.caches import OPERATIONS, attempt, make, outcome
 
@@ -147,11 +149,39 @@ def test_a_thousand_tasks_need_one_connection(
     before = client.info("stats")["total_connections_received"]
 
     async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*(cache.aget(f"key-{i}") for i in range(1000)))
+        found = await asyncio.gather(*(cache.aget(f"key-{i}") for i in range(1000)))
+        await cache.aset("number", 0)
+        await asyncio.gather(*(cache.aincr("number") for _ in range(10)))
+        return found
 
     assert asyncio.run(all_of_them()) == [f"value {i}" for i in range(1000)]
     opened = client.info("stats")["total_connections_received"] - before
     assert opened == 1
+
+
+def test_tasks_do_not_wait_behind_a_large_value(
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is on its way they use another connection, and afterwards both."""
+    monkeypatch.setattr(aio_connection, "TRUSTED_SECONDS", PATIENCE)
+    cache = RedisCache(own_server.url, {"OPTIONS": {"SOCKET_TIMEOUT": PATIENCE}})
+
+    async def main() -> None:
+        await cache.aset("small", 1)
+        before = own_server.asking.info("stats")["total_connections_received"]
+        for _ in range(3):
+            own_server.pause()
+            tasks = []
+            for work in (cache.aset("large", "x" * 20_000_000), cache.aget("small")):
+                tasks.append(asyncio.ensure_future(work))
+                for _ in range(50):
+                    await asyncio.sleep(0)
+            own_server.resume()
+            assert await asyncio.gather(*tasks) == [True, 1]
+        made = own_server.asking.info("stats")["total_connections_received"] - before
+        assert made == 1
+
+    asyncio.run(main())
 
 
 def test_an_error_of_one_command_is_that_tasks_alone(
@@ -168,21 +198,6 @@ def test_an_error_of_one_command_is_that_tasks_alone(
     refused, computed, found = asyncio.run(all_of_them())
     assert isinstance(refused, redis.ResponseError)
     assert (computed, found) == ("", "text")
-
-
-def test_a_task_that_is_cancelled_takes_no_other_with_it(redis_server: RedisServer) -> None:
-    cache = make(RedisCache, redis_server)
-    cache.set("a", "text")
-
-    async def three() -> list[Any]:
-        tasks = [asyncio.ensure_future(cache.aget("a")) for _ in range(3)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    cancelled, *found = asyncio.run(three())
-    assert isinstance(cancelled, asyncio.CancelledError)
-    assert found == ["text"] * 2
 
 
 def test_when_the_connection_breaks_each_task_gets_the_error(own_server: RedisServer) -> None:

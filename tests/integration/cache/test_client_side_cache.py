@@ -89,7 +89,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 
 def commands(other: redis.Redis) -> int:
     stats: dict[str, Any] = other.info("commandstats")
-    ours = {n: s["calls"] for n, s in stats.items() if n not in ("cmdstat_info", "cmdstat_ping")}
+    ours = {n: s["calls"] for n, s in stats.items() if n != "cmdstat_info"}
     return int(sum(ours.values()))
 
 
@@ -102,7 +102,7 @@ def test_a_hot_key_is_read_without_a_trip_until_it_is_written(
     before = commands(other)
     for _ in range(30):
         assert READS[name](cache) == 1
-    assert commands(other) <= before + 3
+    assert commands(other) <= before + 10
     other.set(cache.make_key("report"), 2)
     until(lambda: READS[name](cache) == 2)
 

@@ -34,6 +34,7 @@ from rest_framework.views import APIView
 from django_redis_lock import cached_page
 from tests.lanes import IN_MEMORY, some
 from tests.processes import PATIENCE, in_threads, until
+from tests.support.background import Background
 from tests.support.cached_pages import MEMORY, PLAIN, expire_pages, finished, followers
 
 pytestmark = pytest.mark.invariant("U1")
@@ -437,6 +438,20 @@ def test_a_rendering_that_fails_lets_one_follower_take_over() -> None:
 
     assert crowd(visit, slow, "a" * 8, 6) == [b"a"] * 7 + [b"error"]
     assert slow.rendered == ["a", "a"]
+
+
+@pytest.mark.invariant("C5")
+def test_a_response_that_is_never_rendered_lets_others_compute(settings: Any) -> None:
+    """As when a middleware answers in its place."""
+    settings.DJANGO_REDIS_LOCK = {"FLIGHT_TIMEOUT": 600}
+    slow = Slow()
+    slow.going.set()
+    page = cached_page(60, wait=600)(slow.view)
+    response = page(ask("a"))
+    other = Background(lambda: finished(page(ask("b"))).content)
+    del response
+    assert other.result() == b"b"
+    assert slow.rendered == ["b"]
 
 
 @pytest.mark.parametrize("background", [False, True])

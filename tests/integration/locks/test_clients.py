@@ -15,7 +15,6 @@ from django_redis_lock import AsyncLock, AsyncMultiLock, AsyncRedlock, Lock, Loc
 from django_redis_lock.transport import asyncio_client, server_of
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
-from tests.redis_topologies import SentinelServers
 from tests.support.background import Background
 
 
@@ -136,12 +135,3 @@ def test_the_system_asks_whether_an_idle_connections_peer_is_there(
         (connection, *_), *_ = server_of(client)._idle
         idle = connection._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
     assert idle <= 60 if given is None else idle == given
-
-
-def test_a_question_to_a_sentinel_leaves_its_connection_for_the_next(
-    sentinel_servers: SentinelServers,
-) -> None:
-    with sentinel_servers.client() as client:
-        service: Any = server_of(client)
-        service.locate(())
-        assert any(not sentinel.must_connect() for sentinel in service._sentinels)

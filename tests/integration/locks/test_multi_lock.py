@@ -421,6 +421,10 @@ def test_names_that_are_none(any_client: redis.Redis, names: Any, words: str) ->
         MultiLock(any_client, names, lock_class=Lock)
 
 
+def test_a_hundred_names(make: Callable[..., MultiLock]) -> None:
+    assert make(*map(str, range(100))).acquire()
+
+
 def test_what_is_for_one_name_is_refused(make: Callable[..., MultiLock]) -> None:
     for options in ({"id": "mine"}, {"reentrant": True}, {"limit": 2}):
         with pytest.raises(ValueError, match="is for a lock with one name"):

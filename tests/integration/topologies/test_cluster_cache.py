@@ -260,6 +260,25 @@ def test_the_threads_of_a_process_share_the_connections_of_one_configuration(
         assert other.client_getname() == "reports"
 
 
+def test_its_connections_are_closed_after_a_request_if_that_is_set(
+    cluster_servers: ClusterServers,
+) -> None:
+    named = {"client_name": "closing"}
+    cache = cluster_cache(cluster_servers, CLOSE_CONNECTION=True, CONNECTION_POOL_KWARGS=named)
+
+    def connections() -> int:
+        listed = [each.asking.client_list() for each in cluster_servers.servers]
+        return sum(each["name"] == "closing" for clients in listed for each in clients)
+
+    cache.client.get_client()
+    cache.close()
+    for _ in range(2):
+        cache.set("a", 1)
+        assert connections()
+        cache.close()
+        until(lambda: not connections())
+
+
 @pytest.mark.parametrize("ignore", [True, False])
 def test_a_cluster_that_is_away_is_an_outage_like_any_other(ignore: bool) -> None:
     away = RedisCache(
