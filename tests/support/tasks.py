@@ -113,12 +113,11 @@ async def in_this_loop(client: redis.Redis) -> Any:
 
 
 @contextmanager
-def in_tasks(
-    client: redis.Redis, connection_class: type = redis.asyncio.Connection
-) -> Iterator[InTasks]:
+def in_tasks(client: redis.Redis, connection_class: type | None = None) -> Iterator[InTasks]:
     tasks = Tasks()
     async_client = tasks.do(lambda: in_this_loop(client))
-    async_client.connection_pool.connection_class = connection_class
+    if connection_class is not None:
+        async_client.connection_pool.connection_class = connection_class
     yield InTasks(client, async_client, tasks)
     tasks.do(async_client.connection_pool.disconnect)
     tasks.close()
