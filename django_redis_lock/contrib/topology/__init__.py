@@ -174,7 +174,11 @@ class Primary(Server):
 
     def connect(self, timeout: float | None = None, **changes: object) -> RawConnection:
         connection = super().connect(timeout, **changes)
-        drive(meet_primary(connection, str(self)))
+        try:
+            drive(meet_primary(connection, str(self)))
+        except BaseException:
+            connection.disconnect()  # Not only when the error, which refers to it, is collected.
+            raise
         return connection
 
     def for_tasks(self, settings: Settings) -> None:
