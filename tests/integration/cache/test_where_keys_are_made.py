@@ -293,9 +293,10 @@ METHODS: dict[str, tuple[Any, Any]] = {
 
 def names(cache: Any) -> set[bytes]:
     """The keys that are there. Not those of a computation or a waiter, which have random ends; of
-    an earlier test; and of a lock that is held for half a second: a description, then events."""
+    a lock that is held for half a second: a description, then events; of the database, such as
+    figures, which come in between."""
     client = cache._lock_client()
-    others = (b":done:", b":reply", b"django_redis_lock:process:", b"}:owner", b":events")
+    others = (b":done:", b":reply", b"django_redis_lock:", b"}:owner", b":events")
     return {key for key in client.keys("*") if not any(each in key for each in others)}
 
 
