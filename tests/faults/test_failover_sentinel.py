@@ -12,10 +12,13 @@ import pytest
 import redis
 from django_redis.pool import ConnectionFactory
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import Sentinel
 
 from django_redis_lock import AsyncLock, Lock, LockNotOwnedError, TooFewReplicas, events
 from django_redis_lock.cache import RedisCache
+from django_redis_lock.contrib import topology
 from django_redis_lock.events import ServerDown, ServerUp
 from django_redis_lock.transport import aio_client, server_of
 from tests.faults import failovers
@@ -24,6 +27,7 @@ from tests.holding import hurry, hurry_until, settle
 from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.redis_topologies import SentinelServers, ask, cut_off, sentinels
+from tests.support.background import Background
 
 
 @pytest.fixture
@@ -196,6 +200,27 @@ def test_a_service_of_which_nothing_is_known_has_an_outage(
     assert {event.server for event in found} == {"the sentinels' service 'main'"}
     assert found[1].fallbacks == 2
     assert caplog.text.count("is skipped, its code runs unlocked") == 1
+
+
+def test_who_waits_for_anothers_search_gives_up_in_its_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searching, found = threading.Event(), threading.Event()
+
+    def ask(*_: Any) -> Any:
+        searching.set()
+        assert found.wait(PATIENCE)
+        raise RedisTimeoutError("frozen")
+
+    monkeypatch.setattr(topology, "ask", ask)
+    lock = Lock(Sentinel([("127.0.0.1", 1)]).master_for("main"), "failing", timeout=30)
+    other = Background(lock.acquire)
+    assert searching.wait(PATIENCE)
+    with pytest.raises(RedisConnectionError, match="of the sentinels' service 'main': no answer"):
+        lock.acquire(blocking_timeout=0.1)
+    found.set()
+    with pytest.raises(RedisConnectionError, match="frozen"):
+        other.result()
 
 
 def replicated(servers: SentinelServers, key: str | bytes = "failing") -> bool:
