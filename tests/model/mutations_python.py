@@ -167,6 +167,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "self.due = now + WATCH_INTERVAL_SECONDS / 5",
     ): "the keeper only looks a little earlier",
     (
+        "locking.waiting",
+        "self.due = min(self.due, max(ours) + self._warns_after)",
+    ): "it looks two seconds later in any case",
+    (
         "locking.aio",
         "self.connection = await aconnect(client, self.request.keys, timeout=6.0)",
     ): "connecting may take a second longer",

@@ -124,17 +124,12 @@ class Attempt:
         hold = lock.local.hold
         assert hold is not None
         file.identity = _identity(lock, hold.keys.lock)
-        try:
-            if not (yield from self._take_file(file, hold, in_addition=True)):
-                try:
-                    yield from lock._release_steps()
-                except RedisError:
-                    lock._leave_to_keeper()
-                return False
-        except BaseException:
-            if lock.local.hold is hold:  # Or another user of this handle has the lock by now.
+        if not (yield from self._take_file(file, hold, in_addition=True)):
+            try:
+                yield from lock._release_steps()
+            except RedisError:
                 lock._leave_to_keeper()
-            raise
+            return False
         if hold.is_valid or time.monotonic() < began + NO_WAIT_SECONDS:
             file.belongs_to(hold)
             return True
