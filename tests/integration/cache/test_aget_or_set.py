@@ -351,6 +351,12 @@ def test_a_value_that_needs_itself_is_refused(cache: RedisCache) -> None:
             run(cache.aget_or_set("report", compute))
 
 
+def test_a_function_may_not_raise_stop_iteration(cache: RedisCache) -> None:
+    """No future takes it, so the task would wait forever."""
+    with pytest.raises(RuntimeError, match="the function raised StopIteration"):
+        run(cache.aget_or_set("report", lambda: next(iter(()))))
+
+
 def test_a_task_that_a_computation_leaves_behind_may_ask_for_the_value(cache: RedisCache) -> None:
     async def ask() -> Any:
         over, left_behind = asyncio.Event(), list[asyncio.Task[Any]]()
