@@ -703,9 +703,12 @@ def test_what_a_last_try_has_taken_is_released(
     waiter = Background(waits(late, blocking_timeout=SECONDS))
     until(lambda: client.zcard("{late}:waiters"))
     proxy.delay_reply(PATIENCE, LEAVE.sha.encode(), times=10**6)
+    held = proxy.hold_back(RELEASE, times=10**6)
     client.delete("late")
     assert waiter.result() is False
+    assert held.kept.acquire(timeout=PATIENCE)
     assert client.exists("late")
+    held.left = 0
     until_released()
     assert not client.exists("late")
 

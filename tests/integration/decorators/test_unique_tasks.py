@@ -376,8 +376,8 @@ def test_a_retry_is_never_refused(queued: Callable[[], int]) -> None:
 
 
 def test_what_is_revoked_frees_the_name(pace: int) -> None:
-    first = plain.apply_async((7,), countdown=pace)
     with worker():
+        first = plain.apply_async((7,), countdown=pace)
         until(lambda: app.control.revoke(first.id, reply=True, timeout=1))
         until(lambda: not name().locked())
     assert first.state == "REVOKED"
