@@ -218,8 +218,9 @@ async def _connect(client: Client, node: Server) -> AsyncRawConnection:
     for before in (of_loop.connections.get(node), of_loop.others.pop(node, None)):
         if before is None:
             continue
-        if before.in_transfer and before.generation == generation and node not in of_loop.others:
-            of_loop.others[node] = before  # It takes calls again later.
+        is_usable = before.in_transfer or before.takes_calls()
+        if is_usable and before.generation == generation and node not in of_loop.others:
+            of_loop.others[node] = before  # For when something large is on its way on the new one.
         else:
             before.retire()
     of_loop.forget_retired()

@@ -145,7 +145,7 @@ class AsyncRawConnection:
 
     def takes_calls(self) -> bool:
         """Whether it is open, with nothing large on its way, and no call unanswered for long."""
-        if self.is_closed() or self._in_doubt or self.in_transfer:
+        if self.is_closed() or self._retired or self._in_doubt or self.in_transfer:
             return False
         if not self._calls:
             return True

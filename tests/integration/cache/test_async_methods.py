@@ -16,6 +16,7 @@ from asgiref.sync import sync_to_async
 from django_redis_lock.cache import RedisCache, backend
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import aio_connection
+from tests.faults.proxy import Proxy
 from tests.processes import PATIENCE
 from tests.redis_server import RedisServer
 from tests.support.caches import OPERATIONS, attempt, make, outcome
@@ -162,12 +163,13 @@ def test_a_thousand_tasks_need_one_connection(
 def test_tasks_do_not_wait_behind_a_large_value(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one is on its way they use another connection, and afterwards both."""
+    """While one is on its way they use another connection, and afterwards both, also if it was
+    through before they had connected."""
     monkeypatch.setattr(aio_connection, "TRUSTED_SECONDS", PATIENCE)
-    cache = RedisCache(own_server.url, {"OPTIONS": {"SOCKET_TIMEOUT": PATIENCE}})
 
-    async def main() -> None:
+    async def main(cache: RedisCache, proxy: Proxy) -> None:
         await cache.aset("small", 1)
+        proxy.delay_reply(0.3, b"SELECT")
         before = own_server.asking.info("stats")["total_connections_received"]
         for _ in range(3):
             own_server.pause()
@@ -181,7 +183,9 @@ def test_tasks_do_not_wait_behind_a_large_value(
         made = own_server.asking.info("stats")["total_connections_received"] - before
         assert made == 1
 
-    asyncio.run(main())
+    with Proxy(own_server) as proxy:
+        location = f"redis://localhost:{proxy.port}/1"
+        asyncio.run(main(RedisCache(location, {"OPTIONS": {"SOCKET_TIMEOUT": PATIENCE}}), proxy))
 
 
 def test_an_error_of_one_command_is_that_tasks_alone(
