@@ -218,8 +218,8 @@ async def _connect(client: Client, node: Server) -> AsyncRawConnection:
     for before in (of_loop.connections.get(node), of_loop.others.pop(node, None)):
         if before is None:
             continue
-        is_usable = before.in_transfer or before.takes_calls()
-        if is_usable and before.generation == generation and node not in of_loop.others:
+        is_sound = before.is_sound() and before.generation == generation
+        if is_sound and node not in of_loop.others:
             of_loop.others[node] = before  # For when something large is on its way on the new one.
         else:
             before.retire()

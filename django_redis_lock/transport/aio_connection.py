@@ -143,9 +143,13 @@ class AsyncRawConnection:
         """Whether it was idle for so long that the network may have forgotten it."""
         return time.monotonic() - self._answered_at >= TRUSTED_SECONDS
 
+    def is_sound(self) -> bool:
+        """Whether it is open and in no doubt; something large may be on its way."""
+        return not (self._retired or self._in_doubt or self.is_closed())
+
     def takes_calls(self) -> bool:
-        """Whether it is open, with nothing large on its way, and no call unanswered for long."""
-        if self.is_closed() or self._retired or self._in_doubt or self.in_transfer:
+        """Whether it is sound, with nothing large on its way, and no call unanswered for long."""
+        if self.in_transfer or not self.is_sound():
             return False
         if not self._calls:
             return True

@@ -160,28 +160,35 @@ def test_a_thousand_tasks_need_one_connection(
     assert opened == 1
 
 
+@pytest.mark.parametrize("breaks", [False, True])
 def test_tasks_do_not_wait_behind_a_large_value(
-    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, breaks: bool
 ) -> None:
     """While one is on its way they use another connection, and afterwards both, also if it was
-    through before they had connected."""
+    through before they had connected. One that ``breaks`` meanwhile is replaced, once."""
     monkeypatch.setattr(aio_connection, "TRUSTED_SECONDS", PATIENCE)
+
+    async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return task
 
     async def main(cache: RedisCache, proxy: Proxy) -> None:
         await cache.aset("small", 1)
-        proxy.delay_reply(0.3, b"SELECT")
         before = own_server.asking.info("stats")["total_connections_received"]
-        for _ in range(3):
+        for number in range(3):
             own_server.pause()
-            tasks = []
-            for work in (cache.aset("large", "x" * 20_000_000), cache.aget("small")):
-                tasks.append(asyncio.ensure_future(work))
-                for _ in range(50):
-                    await asyncio.sleep(0)
+            tasks = [await begun(cache.aset("large", "x" * 20_000_000))]
+            if breaks and not number:
+                proxy.cut()
+            else:
+                tasks.append(await begun(cache.aget("small")))
+            proxy.delay_reply(0.3, b"SELECT")
             own_server.resume()
-            assert await asyncio.gather(*tasks) == [True, 1]
+            assert await asyncio.gather(*tasks) == [True, 1][: len(tasks)]
         made = own_server.asking.info("stats")["total_connections_received"] - before
-        assert made == 1
+        assert made == 1 + breaks
 
     with Proxy(own_server) as proxy:
         location = f"redis://localhost:{proxy.port}/1"
