@@ -342,8 +342,8 @@ async def exchange(
                 node.breaker.failed(error, real_time.monotonic() - began)
         raise
     finally:
-        if reply is not None:
-            reply.cancel()  # It is dropped when it comes.
+        if connection is not None and reply is not None:
+            connection.give_up(reply)
     node.answered()
     return answer
 

@@ -2,7 +2,9 @@
 
 Redis answers in the order of the calls. So a task that no longer waits, because it was cancelled or
 its time is over, leaves its reply to be dropped, and the connection stays: what is sent next,
-such as the end of a flight that the task may lead by then, cannot overtake its call.
+such as the end of a flight that the task may lead by then, cannot overtake its call. But nobody
+should wait behind much that nobody wants, and Redis should not have to keep it: when nobody waits
+for what is to come, and that is large, late or many replies, the connection is closed.
 
 redis-py connects, with its credentials and options; then the connection takes the transport over.
 """
@@ -50,6 +52,8 @@ READ_FIRST_SECONDS = 0.01
 
 #: Until a request or a reply of so many bytes is complete, calls go to another connection.
 LARGE = 65_536
+#: So do they while so many replies are to come for which nobody waits.
+MOST_GIVEN_UP = 8
 
 
 async def connect_to(
@@ -129,6 +133,7 @@ class AsyncRawConnection:
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
         self._calls: deque[_Call] = deque()
+        self._given_up = 0  # Those of the calls for whose replies nobody waits any more.
         self._answered_at = self._connected_at = time.monotonic()
         self._retired = self._in_doubt = False
         self._reading: asyncio.Future[None] | None = None
@@ -148,8 +153,8 @@ class AsyncRawConnection:
         return not (self._retired or self._in_doubt or self.is_closed())
 
     def takes_calls(self) -> bool:
-        """Whether it is sound, with nothing large on its way, and no call unanswered for long."""
-        if self.in_transfer or not self.is_sound():
+        """Whether it is sound, with neither much on its way, nor a call unanswered for long."""
+        if self.in_transfer or self._given_up >= MOST_GIVEN_UP or not self.is_sound():
             return False
         if not self._calls:
             return True
@@ -168,7 +173,7 @@ class AsyncRawConnection:
         reply = self.request(PING)
         await wait_awake({reply}, min(PROBE_SECONDS, (self._timeout or math.inf) / 2))
         if not reply.done():
-            reply.cancel()
+            self.give_up(reply)
             return False
         error = reply.exception()  # ResponseError: this user may not, or the server is busy.
         return error is None or isinstance(error, ResponseError)
@@ -189,10 +194,19 @@ class AsyncRawConnection:
             self._timer = self._loop.call_later(self._timeout, self._due)
         return call.reply
 
+    def give_up(self, reply: asyncio.Future[Reply]) -> None:
+        """Nobody waits for ``reply`` any more, if it has not come: it is dropped when it comes."""
+        if reply.cancel() or reply.cancelled():
+            self._given_up += 1
+            self._close_if_useless()
+
     def retire(self) -> None:
-        """Close it when its last reply has come."""
+        """Close it when nobody waits for a reply any more."""
         self._retired = True
-        if not self._calls:
+        self._close_if_useless()
+
+    def _close_if_useless(self) -> None:
+        if len(self._calls) <= self._given_up and not self.takes_calls():
             self.disconnect()
 
     def disconnect(self) -> None:
@@ -232,6 +246,8 @@ class AsyncRawConnection:
                 except (ResponseError, BusyLoadingError, LostLogin) as refusal:
                     reply = refusal
                 self._on_reply(reply)
+                if self._given_up or self._retired:
+                    self._close_if_useless()
         except RedisError as error:
             self._fail(error)
             self._close()
@@ -254,10 +270,8 @@ class AsyncRawConnection:
 
     def _on_reply(self, reply: Reply) -> None:
         self._answered_at = time.monotonic()
-        if self._calls[0].add(reply):
-            self._calls.popleft()
-            if self._retired and not self._calls:
-                self.disconnect()
+        if self._calls[0].add(reply) and self._calls.popleft().reply.cancelled():
+            self._given_up -= 1
 
     def _due(self) -> None:
         self._timer = self._loop.call_later(READ_FIRST_SECONDS, self._expire)
@@ -325,6 +339,8 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
             if self._unread:
                 self._moved_at = real_time.monotonic()
             self.in_transfer = self._is_full or self._unread >= LARGE
+            if self._given_up or self._retired:
+                self._close_if_useless()
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
             self.disconnect()

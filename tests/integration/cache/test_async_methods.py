@@ -12,12 +12,13 @@ import pytest
 import redis
 import redis.asyncio
 from asgiref.sync import sync_to_async
+from redis.utils import HIREDIS_AVAILABLE
 
 from django_redis_lock.cache import RedisCache, backend
 from django_redis_lock.protocol.keys import flight_key
 from django_redis_lock.transport import aio_connection
 from tests.faults.proxy import Proxy
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, until
 from tests.redis_server import RedisServer
 from tests.support.caches import OPERATIONS, attempt, make, outcome
 
@@ -160,6 +161,13 @@ def test_a_thousand_tasks_need_one_connection(
     assert opened == 1
 
 
+async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.ensure_future(work)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    return task
+
+
 @pytest.mark.parametrize("breaks", [False, True])
 def test_tasks_do_not_wait_behind_a_large_value(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, breaks: bool
@@ -167,12 +175,6 @@ def test_tasks_do_not_wait_behind_a_large_value(
     """While one is on its way they use another connection, and afterwards both, also if it was
     through before they had connected. One that ``breaks`` meanwhile is replaced, once."""
     monkeypatch.setattr(aio_connection, "TRUSTED_SECONDS", PATIENCE)
-
-    async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        return task
 
     async def main(cache: RedisCache, proxy: Proxy) -> None:
         await cache.aset("small", 1)
@@ -193,6 +195,47 @@ def test_tasks_do_not_wait_behind_a_large_value(
     with Proxy(own_server) as proxy:
         location = f"redis://localhost:{proxy.port}/1"
         asyncio.run(main(RedisCache(location, {"OPTIONS": {"SOCKET_TIMEOUT": PATIENCE}}), proxy))
+
+
+def test_many_replies_that_nobody_waits_for_are_not_sent(own_server: RedisServer) -> None:
+    """Redis would keep them in its memory, and the tasks of the loop would wait behind them."""
+
+    def sent() -> int:
+        return int(own_server.asking.info("stats")["total_net_output_bytes"])
+
+    async def main(cache: RedisCache) -> None:
+        await cache.aset_many({"small": 1, "large": "x" * 1_000_000})
+        before = sent()
+        own_server.pause()
+        tasks = [await begun(cache.aget("large")) for _ in range(100)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        own_server.resume()
+        assert await cache.aget("small") == 1
+        assert sent() - before < 50 * 1_000_000
+
+    asyncio.run(main(RedisCache(own_server.url, {})))
+
+
+@pytest.mark.skipif(not HIREDIS_AVAILABLE, reason="redis-py's own parser does not tell")
+def test_a_large_reply_that_nobody_waits_for_is_not_sent(own_server: RedisServer) -> None:
+    def sent() -> int:
+        return int(own_server.asking.info("stats")["total_net_output_bytes"])
+
+    async def main(cache: RedisCache) -> None:
+        await cache.aset_many({"small": 1, "large": "x" * 50_000_000})
+        before = sent()
+        task = asyncio.ensure_future(cache.aget("large"))
+        while sent() - before < 1_000_000:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        assert await cache.aget("small") == 1
+        assert task.cancelled()
+        until(lambda: len(own_server.asking.client_list()) == 2)
+
+    asyncio.run(main(RedisCache(own_server.url, {})))
 
 
 def test_an_error_of_one_command_is_that_tasks_alone(
