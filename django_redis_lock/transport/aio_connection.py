@@ -351,6 +351,9 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_full = self.in_transfer = False
 
+    def eof_received(self) -> None:
+        self.disconnect()  # Else the transport would first send what is left of large requests.
+
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(error)
 

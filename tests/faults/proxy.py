@@ -277,6 +277,11 @@ class Proxy:
         for pair in tuple(self._pairs):
             self._close(pair)
 
+    def end_replies(self) -> None:
+        """Clients hear of the end of their connections; what they still send is not refused."""
+        for here, _ in tuple(self._pairs):
+            here.shutdown(socket.SHUT_WR)
+
     def reset(self) -> None:
         """Cut all connections, with RST in place of FIN."""
         for pair in tuple(self._pairs):

@@ -197,6 +197,24 @@ def test_tasks_do_not_wait_behind_a_large_value(
         asyncio.run(main(RedisCache(location, {"OPTIONS": {"SOCKET_TIMEOUT": PATIENCE}}), proxy))
 
 
+def test_a_large_value_whose_connection_ends_is_sent_again_at_once(
+    own_server: RedisServer, redis_server: RedisServer
+) -> None:
+    """A part of it is still to be sent, and nobody reads it."""
+
+    async def main(cache: RedisCache, proxy: Proxy) -> None:
+        await cache.aset("small", 1)
+        own_server.pause()
+        task = await begun(cache.aset("large", "x" * 20_000_000))
+        proxy.lead_to(redis_server)
+        proxy.end_replies()
+        assert await asyncio.wait_for(task, PATIENCE)
+
+    with Proxy(own_server) as proxy:
+        options = {"OPTIONS": {"SOCKET_TIMEOUT": 10 * PATIENCE}}
+        asyncio.run(main(RedisCache(f"redis://localhost:{proxy.port}", options), proxy))
+
+
 def test_many_replies_that_nobody_waits_for_are_not_sent(own_server: RedisServer) -> None:
     """Redis would keep them in its memory, and the tasks of the loop would wait behind them."""
 
