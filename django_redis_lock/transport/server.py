@@ -975,13 +975,13 @@ def resetting(kind: type[RawConnection]) -> type:
     """``kind``, of redis-py's: one that is closed because of an error, perhaps before its call was
     answered, is reset, and what a signal handler has raised goes on."""
 
-    def disconnect(self: RawConnection, *args: object) -> None:
+    def disconnect(self: RawConnection, *args: object, **options: object) -> None:
         sock = getattr(self, "_sock", None)
         own = getattr(self, "pid", os.getpid()) == os.getpid()  # Not made before a fork.
         if sys.exc_info()[1] is not None and isinstance(sock, socket.socket) and own:
             reset_when_closed(sock)
             sock.close()  # redis-py would send FIN first.
-        kind.disconnect(self, *args)
+        kind.disconnect(self, *args, **options)
         raise_interrupt_in_redis_py()
 
     return type(kind.__name__, (kind,), {"disconnect": disconnect})

@@ -242,3 +242,11 @@ def test_a_certificate_is_that_of_the_name(
         with pytest.raises(redis.ConnectionError, match=f"not valid for '{resolver.name}'") as said:
             wrong.acquire(blocking=False)
     assert "connect by a name that it has" in explained(said.value)
+
+
+def test_a_connection_that_another_thread_has_closed_meanwhile(client: redis.Redis) -> None:
+    """redis-py would connect again, or close it with arguments of its own."""
+    connection = server_of(client).connect()
+    connection.disconnect()
+    with pytest.raises(redis.ConnectionError, match="was closed"):
+        connection.send_packed_command([b"PING\r\n"])
