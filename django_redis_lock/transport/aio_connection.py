@@ -248,7 +248,7 @@ class AsyncRawConnection:
                 self._on_reply(reply)
                 if self._given_up or self._retired:
                     self._close_if_useless()
-        except RedisError as error:
+        except Exception as error:  # redis-py's, or its parser's: not what Redis would send.
             self._fail(error)
             self._close()
         finally:

@@ -168,6 +168,12 @@ async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return task
 
 
+sees_large_replies = pytest.mark.skipif(
+    not HIREDIS_AVAILABLE, reason="redis-py's own parser does not tell"
+)
+
+
+@sees_large_replies
 @pytest.mark.parametrize("breaks", [False, True])
 def test_tasks_do_not_wait_behind_a_large_value(
     own_server: RedisServer, monkeypatch: pytest.MonkeyPatch, breaks: bool
@@ -236,7 +242,7 @@ def test_many_replies_that_nobody_waits_for_are_not_sent(own_server: RedisServer
     asyncio.run(main(RedisCache(own_server.url, {})))
 
 
-@pytest.mark.skipif(not HIREDIS_AVAILABLE, reason="redis-py's own parser does not tell")
+@sees_large_replies
 def test_a_large_reply_that_nobody_waits_for_is_not_sent(own_server: RedisServer) -> None:
     def sent() -> int:
         return int(own_server.asking.info("stats")["total_net_output_bytes"])
