@@ -15,9 +15,10 @@ BRIEF := tests/integration/admin/test_admin.py tests/integration/admin/test_admi
     tests/integration/decorators/test_locked_view.py tests/integration/decorators/test_locked_command.py \
     tests/integration/decorators/test_locked_tasks.py tests/integration/docs/test_docs_recipes.py \
     tests/integration/locks/test_lock.py
-# The same for the oldest versions: what most depends on redis-py.
+# The same for the oldest versions, without hiredis: what most depends on redis-py.
 BRIEFER := tests/integration/locks/test_lock.py tests/integration/locks/test_async_lock.py \
-    tests/integration/cache/test_cache.py
+    tests/integration/cache/test_cache.py tests/integration/cache/test_async_methods.py \
+    tests/faults/test_dead_pop.py tests/faults/test_lost_replies.py
 # Without the GIL: what threads of one process share.
 SHARED := tests/unit tests/faults tests/integration/locks tests/integration/cache \
     tests/integration/decorators tests/integration/admin tests/integration/metrics \

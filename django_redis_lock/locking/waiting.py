@@ -228,7 +228,7 @@ class WaitQueue:
     def grant_in(self, reply: PopReply) -> Grant | None:
         """The grant that the blocking pop has returned. None if LEAVE or an operator (CLIENT
         UNBLOCK) has ended the pop."""
-        if reply is None or reply[0] != self.request.keys.grants:
+        if not reply or reply[0] != self.request.keys.grants:
             return None
         return parse_grant(reply[1])
 
