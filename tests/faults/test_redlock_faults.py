@@ -146,7 +146,7 @@ class TestMinority:
         holder.release()
         assert waiter.result() is True
         answering = [five.clients[place] for place in five.order()[:-1]]
-        until(lambda: [client.get("faulty") for client in answering] == [b"mine"] * 4)
+        assert [client.get("faulty") for client in answering].count(b"mine") > FIVE // 2
 
     def test_a_server_that_comes_back_empty_is_asked_again(self, five: Five, pace: int) -> None:
         """So all can be restarted under a lock, one after the other."""

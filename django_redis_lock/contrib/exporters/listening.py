@@ -262,10 +262,12 @@ class Spans:
 
     def __call__(self, event: object) -> None:
         if isinstance(event, events.Read):
-            ago = time.monotonic() - event.began - event.seconds
             found = event.result != "miss"
             about = {"cache.hit": found, "cache.result": event.result}
-            self._record("cache get", event.subject, event.seconds, about, event.values, ago)
+            self._record(
+                *("cache get", event.subject, event.seconds, about, event.values),
+                began=event.began,
+            )
         elif isinstance(event, events.Stored):
             self._record("cache put", event.subject, event.seconds, {}, event.values)
         elif isinstance(event, events.Shared):
@@ -296,11 +298,13 @@ class Spans:
         seconds: float,
         about: Mapping[str, Any],
         values: int = 1,
-        ago: float = 0.0,
+        began: float | None = None,
         leader: str = "",
     ) -> None:
-        """Record what took ``seconds`` and ended ``ago`` seconds before now."""
-        ended = time.time() - ago
+        """Record what took ``seconds`` and ends now, or else ``began`` then (monotonic seconds)."""
+        ended = time.time()
+        if began is not None:  # If the thread stands still here, it seems to have ended earlier.
+            ended -= time.monotonic() - began - seconds
         about = {**about, **_server(subject)}
         if values > 1:
             about["cache.values"] = values

@@ -221,15 +221,17 @@ def test_a_large_value_whose_connection_ends_is_sent_again_at_once(
         asyncio.run(main(RedisCache(f"redis://localhost:{proxy.port}", options), proxy))
 
 
+def sent_by(server: RedisServer) -> int:
+    """The bytes of its replies so far."""
+    return int(server.asking.info("stats")["total_net_output_bytes"])
+
+
 def test_many_replies_that_nobody_waits_for_are_not_sent(own_server: RedisServer) -> None:
     """Redis would keep them in its memory, and the tasks of the loop would wait behind them."""
 
-    def sent() -> int:
-        return int(own_server.asking.info("stats")["total_net_output_bytes"])
-
     async def main(cache: RedisCache) -> None:
         await cache.aset_many({"small": 1, "large": "x" * 1_000_000})
-        before = sent()
+        before = sent_by(own_server)
         own_server.pause()
         tasks = [await begun(cache.aget("large")) for _ in range(100)]
         for task in tasks:
@@ -237,21 +239,18 @@ def test_many_replies_that_nobody_waits_for_are_not_sent(own_server: RedisServer
         await asyncio.wait(tasks)
         own_server.resume()
         assert await cache.aget("small") == 1
-        assert sent() - before < 50 * 1_000_000
+        assert sent_by(own_server) - before < 50 * 1_000_000
 
     asyncio.run(main(RedisCache(own_server.url, {})))
 
 
 @sees_large_replies
 def test_a_large_reply_that_nobody_waits_for_is_not_sent(own_server: RedisServer) -> None:
-    def sent() -> int:
-        return int(own_server.asking.info("stats")["total_net_output_bytes"])
-
     async def main(cache: RedisCache) -> None:
         await cache.aset_many({"small": 1, "large": "x" * 50_000_000})
-        before = sent()
+        before = sent_by(own_server)
         task = asyncio.ensure_future(cache.aget("large"))
-        while sent() - before < 1_000_000:
+        while sent_by(own_server) - before < 1_000_000:
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait({task})
