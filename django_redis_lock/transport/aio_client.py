@@ -186,11 +186,14 @@ async def connected(
 ) -> AsyncRawConnection:
     """A new connection to ``node``, one of ``client``'s servers, for the tasks of the running loop;
     one of them makes it. An error says that nothing was sent."""
-    connecting = _of_the_running_loop().connecting
+    of_loop = _of_the_running_loop()
+    connecting = of_loop.connecting
     limit = node.time_to_connect(until, anew)
     task = connecting.get(node)
     if task is None:
-        task = connecting[node] = asyncio.ensure_future(_connect(client, node))
+        known = of_loop.connections.get(node)
+        beside = known is not None and known.in_transfer
+        task = connecting[node] = asyncio.ensure_future(_connect(client, node, beside))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         if limit is None:
@@ -205,7 +208,8 @@ async def connected(
         raise
 
 
-async def _connect(client: Client, node: Server) -> AsyncRawConnection:
+async def _connect(client: Client, node: Server, beside: bool) -> AsyncRawConnection:
+    """``beside``: something large is on its way on the one before, which stays."""
     of_loop, generation = _of_the_running_loop(), node.generation
     try:
         began = real_time.monotonic()
@@ -215,11 +219,10 @@ async def _connect(client: Client, node: Server) -> AsyncRawConnection:
         connection.generation = generation
     finally:
         del of_loop.connecting[node]
-    for before in (of_loop.connections.get(node), of_loop.others.pop(node, None)):
-        if before is None:
-            continue
-        is_sound = before.is_sound() and before.generation == generation
-        if is_sound and node not in of_loop.others:
+    if (other := of_loop.others.pop(node, None)) is not None:
+        other.retire()
+    if (before := of_loop.connections.get(node)) is not None:
+        if beside and before.is_sound() and before.generation == generation:
             of_loop.others[node] = before  # For when something large is on its way on the new one.
         else:
             before.retire()

@@ -206,7 +206,9 @@ class AsyncRawConnection:
         self._close_if_useless()
 
     def _close_if_useless(self) -> None:
-        if len(self._calls) <= self._given_up and not self.takes_calls():
+        """Close it if nobody waits for a reply, and no further call is sent on it."""
+        is_left = self._given_up or self._retired
+        if is_left and len(self._calls) <= self._given_up and not self.takes_calls():
             self.disconnect()
 
     def disconnect(self) -> None:
@@ -246,8 +248,7 @@ class AsyncRawConnection:
                 except (ResponseError, BusyLoadingError, LostLogin) as refusal:
                     reply = refusal
                 self._on_reply(reply)
-                if self._given_up or self._retired:
-                    self._close_if_useless()
+                self._close_if_useless()
         except Exception as error:  # redis-py's, or its parser's: not what Redis would send.
             self._fail(error)
             self._close()
@@ -339,8 +340,7 @@ class DirectConnection(AsyncRawConnection, asyncio.Protocol):
             if self._unread:
                 self._moved_at = real_time.monotonic()
             self.in_transfer = self._is_full or self._unread >= LARGE
-            if self._given_up or self._retired:
-                self._close_if_useless()
+            self._close_if_useless()
         except Exception as error:  # Not what Redis would send.
             self._fail(error)
             self.disconnect()

@@ -244,6 +244,24 @@ def test_many_replies_that_nobody_waits_for_are_not_sent(own_server: RedisServer
     asyncio.run(main(RedisCache(own_server.url, {})))
 
 
+def test_calls_that_are_given_up_leave_no_second_connection(own_server: RedisServer) -> None:
+    """Some task waits behind them, and others use a new one meanwhile."""
+
+    async def main(cache: RedisCache) -> None:
+        await cache.aset("small", 1)
+        own_server.pause()
+        waiting, *given_up = [await begun(cache.aget("small")) for _ in range(20)]
+        for task in given_up:
+            task.cancel()
+        await asyncio.wait(given_up)
+        new = await begun(cache.aget("small"))
+        own_server.resume()
+        assert await asyncio.gather(waiting, new) == [1, 1]
+        until(lambda: len(own_server.asking.client_list()) == 2)
+
+    asyncio.run(main(RedisCache(own_server.url, {})))
+
+
 @sees_large_replies
 def test_a_large_reply_that_nobody_waits_for_is_not_sent(own_server: RedisServer) -> None:
     async def main(cache: RedisCache) -> None:
