@@ -323,7 +323,9 @@ async def in_a_task(call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", RETRIED)
-@pytest.mark.skipif(redis.__version__ < "7", reason="redis-py 6 does not retry to connect")
+@pytest.mark.skipif(
+    int(redis.__version__.split(".")[0]) < 7, reason="redis-py 6 does not retry to connect"
+)
 def test_a_retry_of_the_projects_own_is_made(name: str) -> None:
     with RedisServer(persistent=True) as server:
         pool = {"retry": Retry(Restarting(server), 4), "retry_on_error": [redis.ConnectionError]}

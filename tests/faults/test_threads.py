@@ -24,7 +24,7 @@ def crowded(link: Link, address: str) -> None:
 
     said: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("django_redis_lock.keeper").addHandler(handler)
     clients = [redis.Redis.from_url(f"{address}/{db}") for db in range(3)]
     renewed, released = (Lock(clients[0], name, 60, renew=True) for name in ("renewed", "released"))
